@@ -1,5 +1,6 @@
-"""What pyproject.toml cannot say: a wheel has the notebooks inside of the package, and the folder
-kernels/ under another name, for Hugging Face's `kernels` may lie beside it."""
+"""What pyproject.toml cannot say: a wheel has the notebooks, and the page that they link, inside
+of the package, and the folder kernels/ under another name, for Hugging Face's `kernels` may lie
+beside it."""
 
 from pathlib import Path
 
@@ -12,10 +13,10 @@ class WithNotebooks(build_py):
         super().run()
         if self.editable_mode:  # they are beside the package
             return
-        folder = Path(self.build_lib, "minikv", "notebooks")
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in sorted(Path("notebooks").glob("*.ipynb")):
-            self.copy_file(str(file), str(folder / file.name))
+        for file in [*sorted(Path("notebooks").glob("*.ipynb")), Path("docs", "REAL_ENGINES.md")]:
+            target = Path(self.build_lib, "minikv", file)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.copy_file(str(file), str(target))
 
 
 setup(

@@ -1,4 +1,4 @@
-"""Naive attention: the formula, the mask, heads in groups, RoPE, and what it all costs.
+"""Naive attention: the formula, the mask, heads in groups, and RoPE.
 
 Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("01.1") in the notebook, or in a terminal: python -m minikv check 01.1
@@ -51,12 +51,13 @@ def naive_attention(
 
     q (T, num_heads, head_dim); k, v (L, num_kv_heads, head_dim) with L >= T; the
     queries stand at the last T of the L positions. Query heads share KV heads in
-    groups (Ainslie et al., 2023). Returns (T, num_heads, head_dim) in q's dtype.
+    groups of neighbours (Ainslie et al., 2023). Returns (T, num_heads, head_dim) in q's dtype;
+    computes in float32, and changes neither q nor k nor v.
     """
     raise NotImplementedError("Exercise 01.3: naive_attention")
 
 
-# ── 01.4 Right with one KV head, wrong with two: broken, fix it ───────────────────
+# ── 01.4 Grouped heads without copies: broken, fix it ─────────────────────────────
 def grouped_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None = None
 ) -> torch.Tensor:
@@ -75,30 +76,11 @@ def grouped_attention(
     return out.flatten(1, 2)  # (T, G * K, D)
 
 
-# ── 01.5 Turn by position ─────────────────────────────────────────────────────────
+# ── 01.5 Rotate by position ───────────────────────────────────────────────────────
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """RoPE (Su et al., 2021): turn channel pairs (i, i + D / 2) by the position's angle.
 
-    x (T, heads, D); cos, sin (T, 1, D), the first half of sin negated. Adding the
-    angles of two turns is turning by their sum, so q . k depends on distance alone.
+    x (T, heads, D), which is not changed; cos, sin (T, 1, D), the first half of sin negated.
+    Adding the angles of two turns is turning by their sum, so q . k depends on distance alone.
     """
     raise NotImplementedError("Exercise 01.5: rotate")
-
-
-# ── 01.6 How much is computed twice ───────────────────────────────────────────────
-def work_of_generation(prompt_tokens: int, new_tokens: int) -> dict[str, int]:
-    """What naive generation computes, for at least one prompt token and at least one new token.
-
-    Every pass feeds all tokens so far and gives one new token. The last new token is never fed.
-
-    "rows"        token rows that go through the model, all passes together
-    "new rows"    how many of them no earlier pass has computed
-    "scores"      products q · k that one head of one layer computes, all passes together: each
-                  row with each row of its pass, masked or not
-    "new scores"  how many of them remain if no row is computed twice and no masked score is
-                  computed: each row once, with itself and the rows before it
-
-    With 2 prompt tokens and 3 new ones, the passes have 2, 3 and 4 rows. That is 9 rows, 4 of
-    them new; 4 + 9 + 16 = 29 scores, of which 1 + 2 + 3 + 4 = 10 are needed.
-    """
-    raise NotImplementedError("Exercise 01.6: work_of_generation")

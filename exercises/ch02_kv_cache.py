@@ -26,7 +26,11 @@ class ConcatCache:
 
     # ── 02.1 Append by concatenation ──────────────────────────────────────────────
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
-        """q (T, H, D), k, v (T, K, D) of the T tokens after the cached ones -> (T, H, D)."""
+        """q (T, H, D), k, v (T, K, D) of the T tokens after the cached ones -> (T, H, D).
+
+        Appends to this layer's entry of `k` and `v`, None at first, and attends over all that is
+        kept. `windows` has each layer's sliding window, or None.
+        """
         raise NotImplementedError("Exercise 02.1: ConcatCache.attend")
 
 
@@ -43,33 +47,12 @@ def generate_with_cache(
     `cache` is a ConcatCache, or anything else with `num_tokens` and `attend`. The prompt, of at
     least one token, follows the tokens that are already in it: its first token stands at position
     cache.num_tokens. `max_tokens` is at least 1, and exactly that number of new tokens is
-    returned, end token or not. The last of them is never fed. For a prompt p0 … p4, an empty
-    cache and three new tokens a, b, c:
-
-        pass     token_ids         positions         gives
-        prefill  p0 p1 p2 p3 p4    0 1 2 3 4         a
-        decode   a                 5                 b
-        decode   b                 6                 c
+    returned, end token or not. The last of them is never fed.
 
     One pass is `hidden = lm.transformer.forward(token_ids (T,), positions (T,), cache.attend)`,
     hidden (T, hidden_size); `lm.transformer.logits(hidden)` has one row for each row it is given.
     """
     raise NotImplementedError("Exercise 02.2: generate_with_cache")
-
-
-# ── 02.3 What appending moves ─────────────────────────────────────────────────────
-def tokens_written(prompt_tokens: int, new_tokens: int) -> dict[str, int]:
-    """How many times a token's keys and values are written while a prompt is prefilled in one pass
-    into an empty cache and new tokens are generated, at least one of each. The last is never fed.
-
-    "concat"    by torch.cat. Its result is a new tensor, so every call writes all tokens of that
-                tensor. The prompt is kept as the model made it, which writes nothing.
-    "in place"  into preallocated storage: every token that is fed is written once.
-
-    For a prompt of 5 tokens and 3 new ones, the two decode steps concatenate 5 + 1 and 6 + 1
-    tokens, 13 in all; in place, 5 + 1 + 1 = 7 are written.
-    """
-    raise NotImplementedError("Exercise 02.3: tokens_written")
 
 
 class PreallocatedCache:
@@ -83,26 +66,30 @@ class PreallocatedCache:
         device: torch.device | str = "cpu",
     ):
         shape = (config.num_layers, 2, capacity, config.num_kv_heads, config.head_dim)
-        self.kv = torch.empty(shape, dtype=dtype, device=device)
+        self.kv = torch.empty(shape, dtype=dtype, device=device)  # [:, 0] holds k, [:, 1] v
         self.windows = config.windows
         self.capacity = capacity
         self.num_tokens = 0
 
-    # ── 02.4 Write in place ───────────────────────────────────────────────────────
+    # ── 02.3 Write in place ───────────────────────────────────────────────────────
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
         """q (T, H, D), k, v (T, K, D) of the T tokens after the cached ones -> (T, H, D).
 
-        Raises ValueError if the T tokens do not fit.
+        Writes them into the slots after the first `num_tokens`, the same ones in every layer, and
+        attends over all slots written so far. The last layer of a pass, and no other, moves
+        `num_tokens`. A slot that was never written may hold NaN. `windows` has each layer's
+        sliding window, or None. Raises ValueError if the T tokens do not fit, and then changes
+        nothing.
         """
-        raise NotImplementedError("Exercise 02.4: PreallocatedCache.attend")
+        raise NotImplementedError("Exercise 02.3: PreallocatedCache.attend")
 
 
-# ── 02.5 A chunk after a prefix: broken, fix it ───────────────────────────────────
+# ── 02.4 A chunk after a prefix: broken, fix it ───────────────────────────────────
 def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """`naive_attention` by PyTorch's own function, which uses a fused kernel where it has one.
 
-    q (T, H, D); k, v (L, K, D) with L >= T: the T queries stand at the last T of the L
-    positions, and each sees the keys at its own position and before. H is a multiple of K.
+    q (T, H, D); k, v (L, K, D) with L >= T, for any T: the T queries stand at the last T of
+    the L positions, and each sees the keys at its own position and before. H is a multiple of K.
     Returns (T, H, D).
     """
     is_chunk = len(q) > 1  # a single query is the last and sees all
@@ -129,12 +116,12 @@ class SharedPrefix:
         self.cache = PreallocatedCache(lm.config, capacity, lm.dtype, lm.device)
         lm.logits(prefix_ids, self.cache)
 
-    # ── 02.6 The request after the first: broken, fix it ──────────────────────────
+    # ── 02.5 The request after the first: broken, fix it ──────────────────────────
     @torch.inference_mode()
     def logits(self, request_ids: list[int]) -> torch.Tensor:
         """Logits after every token of a request, (T, vocab_size), as if the model had read
         prefix + request. Only the request goes through the model, and it sees nothing of the
-        requests before it. Raises ValueError when it does not fit.
+        requests before it. Raises ValueError when it does not fit; the next request is right.
         """
         token_ids = torch.tensor(request_ids, device=self.lm.device)  # (T,)
         positions = torch.arange(len(request_ids), device=self.lm.device)

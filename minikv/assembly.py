@@ -29,12 +29,9 @@ log = logging.getLogger("minikv")
 
 @torch.inference_mode(False)  # what is allocated here is written in any mode
 def assemble(
-    lm: LanguageModel,
-    config: EngineConfig,
-    sampler: ChooseTokens,
-    attention: MakeBackend | None,
-    classes: Classes,
-) -> Parts:
+    lm: LanguageModel, config: EngineConfig, sampler: ChooseTokens,
+    attention: MakeBackend | None, classes: Classes,
+) -> Parts:  # fmt: skip
     """Everything that an engine keeps for good. Raises ValueError, naming the argument, for
     settings that this model cannot have."""
     if config.kv_dtype != "auto" or config.kv_memory is not None:

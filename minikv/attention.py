@@ -26,7 +26,8 @@ def naive_attention(
 
     q (T, num_heads, head_dim); k, v (L, num_kv_heads, head_dim) with L >= T; the
     queries stand at the last T of the L positions. Query heads share KV heads in
-    groups (Ainslie et al., 2023). Returns (T, num_heads, head_dim) in q's dtype.
+    groups of neighbours (Ainslie et al., 2023). Returns (T, num_heads, head_dim) in q's dtype;
+    computes in float32, and changes neither q nor k nor v.
     """
     group = q.shape[1] // k.shape[1]
     k = k.repeat_interleave(group, dim=1).float()  # (L, H, D)

@@ -17,13 +17,9 @@ from minikv.sequence import Request, Sequence
 
 
 def beam_search(
-    lm: LanguageModel,
-    scheduler: Scheduler,
-    runner: Runner,
-    request: Request,
-    width: int,
+    lm: LanguageModel, scheduler: Scheduler, runner: Runner, request: Request, width: int,
     penalty: float,
-) -> list[BeamOutput]:
+) -> list[BeamOutput]:  # fmt: skip
     """The `width` best continuations of a request's prompt, best first. `penalty` is the power of
     the length that a score is divided by.
 

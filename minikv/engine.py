@@ -206,7 +206,7 @@ class Engine:
         return self._stream(self._requests[request_id])
 
     def _stream(self, request: Request) -> Iterator[Delta]:
-        decode = self.lm.decode if self.lm.tokenizer is not None else lambda token_ids: ""
+        decode = self.lm.decode if self.lm.tokenizer is not None else lambda *_: ""
         so_far, moved, num_tokens, finish_reason = SoFar(), dict[int, Request](), 0, None
         try:
             while finish_reason is None:
@@ -382,7 +382,7 @@ class Engine:
         return Stats(
             blocks_total=total, blocks_free=num_free, blocks_used=total - num_free,
             bytes_per_token=self.store.bytes_per_token,
-            blocks_cached=self.cache.num_cached_blocks if self.cache is not None else 0,
+            blocks_cached=self.store.num_cached(self.cache) if self.cache is not None else 0,
             running=len(self.scheduler.running), waiting=len(self.scheduler.waiting),
             **{name.removeprefix("num_"): getattr(self.scheduler, name) for name in COUNTERS},
             steps=self._steps, host_seconds=self._host_seconds, generated_tokens=self._generated,

@@ -23,7 +23,11 @@ class ConcatCache:
         return 0 if self.k[-1] is None else len(self.k[-1])
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
-        """q (T, H, D), k, v (T, K, D) of the T tokens after the cached ones -> (T, H, D)."""
+        """q (T, H, D), k, v (T, K, D) of the T tokens after the cached ones -> (T, H, D).
+
+        Appends to this layer's entry of `k` and `v`, None at first, and attends over all that is
+        kept. `windows` has each layer's sliding window, or None.
+        """
         if self.k[layer] is not None:
             k = torch.cat([self.k[layer], k])  # (L + T, K, D)
             v = torch.cat([self.v[layer], v])
@@ -42,7 +46,7 @@ class PreallocatedCache:
         device: torch.device | str = "cpu",
     ):
         shape = (config.num_layers, 2, capacity, config.num_kv_heads, config.head_dim)
-        self.kv = torch.empty(shape, dtype=dtype, device=device)
+        self.kv = torch.empty(shape, dtype=dtype, device=device)  # [:, 0] holds k, [:, 1] v
         self.windows = config.windows
         self.capacity = capacity
         self.num_tokens = 0
@@ -50,7 +54,11 @@ class PreallocatedCache:
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
         """q (T, H, D), k, v (T, K, D) of the T tokens after the cached ones -> (T, H, D).
 
-        Raises ValueError if the T tokens do not fit.
+        Writes them into the slots after the first `num_tokens`, the same ones in every layer, and
+        attends over all slots written so far. The last layer of a pass, and no other, moves
+        `num_tokens`. A slot that was never written may hold NaN. `windows` has each layer's
+        sliding window, or None. Raises ValueError if the T tokens do not fit, and then changes
+        nothing.
         """
         start, end = self.num_tokens, self.num_tokens + len(k)
         if end > self.capacity:

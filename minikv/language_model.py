@@ -24,19 +24,31 @@ class LanguageModel:
     """A transformer with its tokenizer: text in, logits or text out."""
 
     def __init__(self, name: str, transformer: Transformer, tokenizer: Tokenizer | None):
-        self.name = name
-        self.transformer = transformer
-        self.tokenizer = tokenizer
+        self.name, self.transformer, self.tokenizer = name, transformer, tokenizer
         self.config = transformer.config
         self.device, self.dtype = transformer.device, transformer.dtype
+        byte = None if tokenizer is None else tokenizer.token_to_id("<0xFF>")  # in no character
+        self._broken = [byte] if byte is not None and self.text_of([byte]) == "\ufffd" else []
 
     def encode(self, text: str) -> list[int]:
         """Text to token ids, with the start token if the checkpoint's tokenizer adds one."""
         return self._tokenizer_or_raise().encode(require_text("text", text)).ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Token ids to text; special tokens are left out."""
-        return self._tokenizer_or_raise().decode(self._ids(token_ids))
+    def decode(self, token_ids: Sequence[int], is_open: bool = False) -> str:
+        """Token ids to text; special tokens are left out. `is_open`: others will follow, so what
+        they may change of the end is U+FFFD."""
+        return self.text_of(self._ids(token_ids), is_open)
+
+    def text_of(self, ids: list[int], is_open: bool = False) -> str:
+        """As `decode`, of ids that need not be checked.
+
+        An open end is half a character, which any tokenizer makes U+FFFD. Those of Llama 2 and
+        Gemma, with a token for each byte, make it of a whole run of such tokens if one of them is
+        wrong: with one that is, behind the others, an open run shows.
+        """
+        end = self._broken if is_open else []
+        text = self._tokenizer_or_raise().decode([*ids, *end] if end else ids)
+        return text.removesuffix("\ufffd") if end else text
 
     def _tokenizer_or_raise(self) -> Tokenizer:
         if self.tokenizer is None:

@@ -187,8 +187,8 @@ def rope_table(config: ModelConfig) -> torch.Tensor:
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """RoPE (Su et al., 2021): turn channel pairs (i, i + D / 2) by the position's angle.
 
-    x (T, heads, D); cos, sin (T, 1, D), the first half of sin negated. Adding the
-    angles of two turns is turning by their sum, so q . k depends on distance alone.
+    x (T, heads, D), which is not changed; cos, sin (T, 1, D), the first half of sin negated.
+    Adding the angles of two turns is turning by their sum, so q . k depends on distance alone.
     """
     swapped = x.roll(x.shape[-1] // 2, -1)  # the halves of each head's channels, swapped
     return torch.addcmul(x * cos, swapped, sin)  # x cos + swapped sin, with one pass less

@@ -8,8 +8,8 @@ from typing import Any
 
 from minikv.sequence import Request, Sequence
 
-Decode = Callable[[list[int]], str]  # token ids -> text
-REPLACEMENT = "\ufffd"  # what decoding makes of half a character
+Decode = Callable[..., str]  # (token ids, is_open=False) -> text, as `LanguageModel.decode`
+REPLACEMENT = "\ufffd"  # what decoding makes of half a character, and of an open end
 
 
 def find_stop(text: str, stop: tuple[str | int, ...]) -> int | None:
@@ -22,14 +22,19 @@ def hits_stop_string(sequence: Sequence, decode: Decode) -> bool:
     """Whether the newest token completed a stop string.
 
     The end of the text is searched first, then all of it, because the end alone may decode
-    differently.
+    differently. It begins early enough to have no half character in what is searched.
     """
-    longest = sequence.request.longest_stop  # bytes; every token but a special one has at least 1
-    output, stop = sequence.output_ids, sequence.request.params.stop
-    width = longest + 4
-    while len(tail := decode(output[-width:])) < longest and width < len(output):
+    # In bytes; every token but a special one has at least 1.
+    longest, output = sequence.request.longest_stop, sequence.output_ids
+    width, stop = longest + 4, sequence.request.params.stop
+    while len(_whole(tail := decode(output[-width:]))) < longest and width < len(output):
         width *= 2  # special tokens have no text
     return find_stop(tail, stop) is not None and find_stop(decode(output), stop) is not None
+
+
+def _whole(text: str) -> str:
+    """Of a text the last characters that are whole, without a half one that may become whole."""
+    return text.rstrip(REPLACEMENT).rpartition(REPLACEMENT)[2]
 
 
 def visible_text(text: str, stop: tuple[str | int, ...], finished: bool) -> str:
@@ -49,7 +54,8 @@ def visible_text(text: str, stop: tuple[str | int, ...], finished: bool) -> str:
     if finished:
         return text
     text = text.rstrip(REPLACEMENT)
-    starts = [item[:n] for item in stop if isinstance(item, str) for n in range(len(item))]
+    most = len(text) + 1  # characters of a stop string that matter, however long it is
+    starts = (item[:n] for item in stop if isinstance(item, str) for n in range(len(item[:most])))
     return text[: len(text) - max((len(one) for one in starts if text.endswith(one)), default=0)]
 
 
@@ -76,7 +82,8 @@ class SampleOutput:
     @property
     def text(self) -> str:
         """The tokens as text, as far as it is final, without a stop string and what follows it."""
-        return visible_text(self.decode(self.token_ids), self.stop, self.finish_reason is not None)
+        finished = self.finish_reason is not None
+        return visible_text(self.decode(self.token_ids, not finished), self.stop, finished)
 
     @property
     def stop(self) -> tuple[str | int, ...]:
@@ -159,7 +166,7 @@ class SoFar:
         """What the sample has got since the last call."""
         token_ids, decode, reason = sample.token_ids, sample.decode, sample.finish_reason
         num_known = len(decode(token_ids[self._start : self._num_known]))  # characters
-        text = self._text + decode(token_ids[self._start :])[num_known:]
+        text = self._text + decode(token_ids[self._start :], reason is None)[num_known:]
         if text != self._text and not text.endswith(REPLACEMENT):
             self._text, self._start, self._num_known = text, self._num_known, len(token_ids)
         text = visible_text(text, sample.stop, reason is not None)

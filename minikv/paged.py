@@ -18,13 +18,9 @@ class KVStore:
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        num_blocks: int,
-        block_size: int,
-        device: torch.device | str,
-        dtype: torch.dtype,
-    ):
+        self, config: ModelConfig, num_blocks: int, block_size: int,
+        device: torch.device | str, dtype: torch.dtype,
+    ):  # fmt: skip
         token = (2, config.num_kv_heads, config.head_dim)
         shape = (config.num_layers, num_blocks, block_size, *token)
         self.block_size, self.device, self.dtype = block_size, torch.device(device), dtype
@@ -35,6 +31,10 @@ class KVStore:
     def num_free(self, pool: BlockPool) -> int:
         """How many more blocks it has memory for, in all layers."""
         return pool.num_free
+
+    def num_cached(self, cache) -> int:
+        """How many blocks' memory a prefix cache holds."""
+        return cache.num_cached_blocks
 
     def copy_to(self, other: "KVStore", pairs: list[tuple[int, int]]) -> None:
         """Copy blocks `(from, to)`, all layers, into `other` or within this store.

@@ -32,14 +32,9 @@ class Runner:
     """Runs plans. It holds the weights and all K and V, and knows nothing of waiting requests."""
 
     def __init__(
-        self,
-        lm: LanguageModel,
-        config: EngineConfig,
-        sampler: ChooseTokens,
-        store: KVStore,
-        host_store: KVStore,
-        attention: AttentionBackend,
-    ):
+        self, lm: LanguageModel, config: EngineConfig, sampler: ChooseTokens, store: KVStore,
+        host_store: KVStore, attention: AttentionBackend,
+    ):  # fmt: skip
         """`attention` is the backend over `store`. Raises ValueError if it is none."""
         self.transformer = lm.transformer
         self.sampler = sampler
@@ -65,9 +60,7 @@ class Runner:
             return []
         started = perf_counter()
         logits = self.forward(plan.sequences, plan.num_tokens, plan.slots)
-        token_ids = self.sample(logits, plan)
-        if isinstance(token_ids, torch.Tensor):
-            token_ids = token_ids.tolist()
+        token_ids = self.as_ids(self.sample(logits, plan))
         self.seconds += perf_counter() - started
         self.num_tokens += sum(plan.num_tokens)
         return token_ids
@@ -120,7 +113,18 @@ class Runner:
             return []
         if len(rows) != len(logits) or rows[-1] != len(rows) - 1:
             logits = logits[torch.tensor(rows).to(logits.device, non_blocking=True)]
-        return self.sampler(logits, params, draws)
+        found = self.sampler(logits, params, draws)
+        if len(found) != len(rows):
+            raise ValueError(f"sampler: must choose {len(rows)} tokens, has chosen {found!r}")
+        return found
+
+    def as_ids(self, chosen: torch.Tensor | list[int]) -> list[int]:
+        """What a sampler has chosen. Raises ValueError, naming it, for what are no token ids."""
+        ids = chosen.tolist() if isinstance(chosen, torch.Tensor) else chosen
+        size = self.transformer.config.vocab_size
+        if ids and not (min(ids) >= 0 and max(ids) < size):
+            raise ValueError(f"sampler: must choose token ids from 0 to {size - 1}, chose {ids!r}")
+        return ids
 
     def use(self, transformer: Transformer) -> None:
         """Continue with another transformer of the same shape."""

@@ -82,7 +82,7 @@ def probabilities(
     and what is left out has probability 0. Nothing here waits for the device.
     """
     vocab_size = logits.shape[1]
-    table = [(p.temperature, p.top_k or vocab_size, p.top_p) for p in params]
+    table = [(p.temperature, min(p.top_k or vocab_size, vocab_size), p.top_p) for p in params]
     rules = torch.tensor(table, dtype=torch.float64).to(logits.device, non_blocking=True)
     temperature, top_k, top_p = rules[:, :, None].unbind(1)  # (S, 1) each
     # Stable: which of two equal logits comes first must not depend on the rest of the batch.
@@ -116,7 +116,8 @@ class Sampler:
             drawn = torch.tensor([draws[row] for row in rows], dtype=torch.float64)
             drawn = drawn.to(logits.device, non_blocking=True)
             p, candidates = probabilities(logits[at], [params[row] for row in rows])
-            last = (p > 0).sum(-1, keepdim=True) - 1  # rounding may leave the sum below the draw
+            # Rounding may leave the sum below the draw. Of logits that are no numbers, take any.
+            last = ((p > 0).sum(-1, keepdim=True) - 1).clamp(min=0)
             index = torch.searchsorted(p.cumsum(-1), drawn[:, None], right=True).minimum(last)
             token_ids[at] = candidates.gather(1, index)[:, 0]
         return token_ids

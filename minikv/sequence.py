@@ -27,15 +27,10 @@ class Request:
     )  # fmt: skip
 
     def __init__(
-        self,
-        request_id: int,
-        prompt_ids: list[int],
-        params: SamplingParams,
+        self, request_id: int, prompt_ids: list[int], params: SamplingParams,
         eos_ids: tuple[int, ...] = (),
-    ):
-        self.request_id = request_id
-        self.prompt_ids = prompt_ids
-        self.params = params
+    ):  # fmt: skip
+        self.request_id, self.prompt_ids, self.params = request_id, prompt_ids, params
         self.seed = random.getrandbits(64) if params.seed is None else params.seed
         self.max_length = len(prompt_ids) + params.max_tokens
         ends = () if params.ignore_eos else eos_ids
@@ -67,8 +62,7 @@ class Sequence:
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int, token_ids: list[int]):
-        self.request = request
-        self.index = index
+        self.request, self.index = request, index
         self.token_ids = list(token_ids)
         self.num_computed = 0  # tokens whose K and V are in the table's blocks
         self.num_cached = 0  # of those, how many the prefix cache had at first admission

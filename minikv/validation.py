@@ -49,7 +49,11 @@ def make_request(
         raise ValueError(f"stop: strings need a tokenizer, and {lm.name} has none; use token ids")
     if params.n > config.max_num_seqs:
         raise ValueError(f"n: {params.n} samples do not fit max_num_seqs={config.max_num_seqs}")
-    return Request(request_id, prompt_ids, params, lm.config.eos_ids)
+    request = Request(request_id, prompt_ids, params, lm.config.eos_ids)
+    if lm.tokenizer is not None and request.longest_stop > 0:  # of special tokens there is no text
+        added = lm.tokenizer.get_added_tokens_decoder()
+        request.stop_ids |= {i for i, a in added.items() if a.special and a.content in params.stop}
+    return request
 
 
 def _check_prompt(

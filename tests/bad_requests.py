@@ -71,7 +71,7 @@ def request(rng: random.Random, token: str) -> tuple[bytes, str]:
 def ask(address: tuple[str, int], data: bytes) -> bytes:
     """Everything that is answered."""
     answer = b""
-    with socket.create_connection(address, timeout=30) as client:
+    with socket.create_connection(address, timeout=120) as client:
         with suppress(OSError):  # it has answered before it has read everything
             client.sendall(data)
         try:

@@ -3,7 +3,8 @@ what one engine answers."""
 
 import random
 import threading
-import time
+
+from waiting import PATIENCE
 
 from minikv import Engine, EngineConfig, SamplingParams
 from minikv.cluster.front import WorkerLost
@@ -28,7 +29,7 @@ class Fragile:
         return self.worker.start()
 
     def turn(self, jobs, cancelled):
-        self.paused.wait(20)
+        self.paused.wait(PATIENCE)
         before = self.dies()
         turn = None if before else self.worker.turn(jobs, cancelled)
         if before or self.dies():
@@ -75,10 +76,3 @@ def assert_all_is_free(workers):
         engine.check()
         assert not engine.has_unfinished and not one.worker.jobs and not one.worker.arrived
         assert engine.pool.num_free + engine.cache.num_cached_blocks == engine.pool.num_blocks
-
-
-def until(condition):
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)

@@ -1,15 +1,19 @@
 """How tests are run: in which order, by how many processes, with how many threads."""
 
+import gc
 import os
 import re
+import sys
+from pathlib import Path
 
 import pytest
+from forked_kernels import Kernels
 from hypothesis import HealthCheck, settings
 
-# Files that take longest, in this order, and the notebooks behind them. Then the others, and last
-# the one whose tests are dealt out in the smallest parts.
+# Behind the notebooks, files that take longest, in this order. Then the others, and last the one
+# whose tests are dealt out in the smallest parts.
 LONGEST = (
-    "test_serve_ray", "test_jupyterlab", "test_speculative", "test_bench", "test_journey",
+    "test_jupyterlab", "test_serve_ray", "test_speculative", "test_bench", "test_journey",
     "test_openai", "test_app", "test_grade", "test_containment", "test_lab", "test_codes",
     "test_commands", "test_compile", "test_quant_engine", "test_parity", "test_mine",
     "test_examine", "test_serve", "test_interrupts", "test_update", "test_batch_invariance",
@@ -44,9 +48,9 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """Two more than there are cores: many tests wait for a browser, a kernel or a clock. Those of
-    one chapter do not, and each worker takes seconds to begin."""
-    return (yield) + (0 if config.getoption("chapter") else 2)
+    """One more than there are cores: many tests wait for a browser, a kernel or a clock. Those of
+    one chapter do not, and each worker takes seconds to begin, and 400 MB and more."""
+    return (yield) + (0 if config.getoption("chapter") else 1)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -58,6 +62,8 @@ def pytest_xdist_make_scheduler(config, log):
     class ByFileOrExercise(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file, _, test = nodeid.partition("::")
+            if file.endswith(".ipynb") and not config.getoption("chapter"):
+                return "notebooks"  # there is one fork server
             part = re.search(r"\[(\d\d\.\d)" if "four_ways" in file else r"(with \w+)\]$", test)
             return f"{file}::{part[1]}" if part else file
 
@@ -71,16 +77,27 @@ def pytest_ignore_collect(collection_path, config):
         return True
 
 
+def is_unusual(item) -> bool:
+    """Whether more than one parameter differs from what its mark `usual` names."""
+    usual = [pair for mark in item.iter_markers("usual") for pair in mark.kwargs.items()]
+    return sum(item.callspec.params[name] != value for name, value in usual) > 1
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """The longest files first, so that no worker ends with one alone. With --chapter, keep what
-    lies in its folder or is asked of one of its exercises, and its notebook."""
-    number = config.getoption("chapter")
-    first = [".ipynb"] if number else [*LONGEST, ".ipynb"]
+    """The longest files first, so that no worker ends with one alone; without workers, last.
+    With --chapter, keep what lies in its folder or is asked of one of its exercises, and its
+    notebook."""
+    for item in filter(is_unusual, items):
+        item.add_marker("thorough")
+    number, has_workers = config.getoption("chapter"), hasattr(config, "workerinput")
+    first = [".ipynb"] if number else [".ipynb", *LONGEST]
 
     def place(item):
         """Of a notebook its suffix decides."""
         name = item.path.stem if item.path.suffix == ".py" else item.path.suffix
-        return first.index(name) if name in first else len(first) + (name == LAST)
+        place = first.index(name) if name in first else len(first) + (name == LAST)
+        return place if has_workers else (place != len(first)) * (len(first) + 2 - place)
 
     items.sort(key=place)
     if number:
@@ -93,20 +110,36 @@ def pytest_collection_modifyitems(config, items):
         items[:] = chosen
 
 
-class OwnThreads:
-    """The notebook about threads has as many as its readers have. As a plugin: hooks of this file
-    are not called for what lies elsewhere."""
+def own_memory() -> int:
+    """MB that this process has for itself; 0 where the system does not tell."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE") >> 20
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_setup(self, item):
-        with pytest.MonkeyPatch.context() as patch:
-            if item.path.name == "09_cpu_kernels.ipynb":
-                patch.delenv("OMP_NUM_THREADS", raising=False)
-            return (yield)
+
+after_collection = 0
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    """Engines and servers are circles of objects: they stay until garbage is looked for, which is
+    seldom (`quick/sitecustomize.py`). Not so seldom that a worker has hundreds of engines."""
+    global after_collection
+    if own_memory() > after_collection + 100:
+        gc.collect()
+        after_collection = own_memory()
+
+
+def pytest_collection_finish(session):
+    """What is imported stays: it need not be looked at again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config):
-    config.pluginmanager.register(OwnThreads())
+    config.pluginmanager.register(Kernels(fork=not config.getoption("chapter")))
+    config.pluginmanager.import_plugin("skipped")
     if config.getoption("dist", "no") == "no":  # a process that only deals out tests needs no model
         config.pluginmanager.import_plugin("models")
         config.pluginmanager.import_plugin("drafted")

@@ -121,7 +121,10 @@ def verified():
     counts = Counter()
     yield counts
     nothing = [one for one, count in counts.items() if count == 0]
-    assert not nothing, f"verified no drafts: {nothing}"
+    assert not nothing, (
+        f"verified no drafts, so they test nothing with a drafter: {nothing}. Let them generate "
+        "more tokens, or texts that repeat; or name them in LEFT_OUT, with the reason"
+    )
 
 
 @pytest.fixture(autouse=True)

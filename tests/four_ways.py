@@ -71,8 +71,12 @@ def all_mistakes() -> list[tuple[Exercise, Mistake]]:
     return [(e, mistake) for e in EXERCISES for mistake in mistakes_of(e)]
 
 
-def is_representative(exercise: Exercise, mistake: Mistake) -> bool:
-    """Whether `make test` makes it, or `make test-all` alone: the first in each part of an
-    exercise."""
+def is_representative(exercise: Exercise, mistake: Mistake | None = None) -> bool:
+    """Whether `make test` tries it, or `make test-all` and `make test CHAPTER=` alone: of a chapter
+    the first exercise of each kind, and of that the first mistake in each part."""
+    if exercise is not next(e for e in exercise.chapter.exercises if e.kind == exercise.kind):
+        return False
     known = mistakes_of(exercise)
-    return mistake == next(one for one in known if one.sources.keys() == mistake.sources.keys())
+    return mistake is None or mistake == next(
+        one for one in known if one.sources.keys() == mistake.sources.keys()
+    )

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import random
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,6 +89,29 @@ def make_model(name: str, seed: int = 0, **overrides):
                 low = -0.4 if parameter_name.endswith("bias") else 0.5
                 parameter.uniform_(low, low + 0.8)
     return model
+
+
+def assert_reached(seen: Counter, least: dict[str, int]) -> None:
+    """Random tests prove nothing where they hardly meet what they are for: each of these cases must
+    have been met at least so often."""
+    rare = [f"{what} {seen[what]} of {count} times" for what, count in least.items()]
+    rare = [text for text, what in zip(rare, least, strict=True) if seen[what] < least[what]]
+    assert not rare, f"met too seldom: {', '.join(rare)}"
+
+
+def meets(seen: Counter, least: dict[str, int]):
+    """For a property whose examples count in `seen` which cases they met."""
+
+    def decorate(test):
+        @functools.wraps(test)
+        def counted(*arguments, **named):
+            seen.clear()
+            test(*arguments, **named)
+            assert_reached(seen, least)
+
+        return counted
+
+    return decorate
 
 
 class Pair:

@@ -2,12 +2,13 @@
 address."""
 
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
 import httpx
 from cluster_case import Fragile
 from helpers import InterruptedAttention
+from waiting import PATIENCE
 
 from minikv import Engine, EngineConfig
 from minikv.cluster.front import Front
@@ -30,7 +31,7 @@ class Gate(InterruptedAttention):
         self.open.set()
 
     def bind(self, batch):
-        assert self.open.wait(20)
+        assert self.open.wait(PATIENCE)
         return super().bind(batch)
 
 
@@ -78,13 +79,13 @@ class Cluster:
 
 
 @contextmanager
-def server(lm, keys=(KEY,), served_by=None, connections=None, **options):
+def server(lm, keys=(KEY,), served_by=None, model="tinypy", connections=None, **options):
     """`at.url`, `at.address`, `at.ask`: one request by httpx; `at.by`: what is served, an engine if
-    nothing is given. connections: what `served` is told about them."""
+    nothing is given. model: whose chat template. connections: what `served` is told about them."""
     by = served_by or OneEngine(lm)
-    with by.target as target:
-        app = make_app(target, "tinypy", keys, ChatTemplate("tinypy"), **options)
-        with served(app, **connections or {}) as address, httpx.Client(timeout=30) as client:
+    with by.target as target, closing(ChatTemplate(model)) as template:
+        app = make_app(target, "tinypy", keys, template, **options)
+        with served(app, **connections or {}) as address, httpx.Client(timeout=PATIENCE) as client:
             url = "http://{}:{}".format(*address)
 
             def ask(path="/v1/completions", body=None, key=KEY, method=None, **more):

@@ -8,6 +8,7 @@ import time
 from contextlib import contextmanager, suppress
 
 import pytest
+from waiting import PATIENCE
 
 from minikv.cluster.local_server import HOST, find_server
 
@@ -26,12 +27,13 @@ class Line:
     """A proxy in front of a server. Its `fault` can change at any time; it is for what comes back.
 
     none, delay: `seconds` before each piece. dribble: a byte at a time, a hundredth of a second
-    apart. deaf: nothing comes back. cut: the connection ends in the middle of a piece. garbage:
-    other bytes. http: an answer of a server of another kind.
+    apart. deaf: nothing comes back. held: until `go` is set. cut: the connection ends in the middle
+    of a piece. garbage: other bytes. http: an answer of a server of another kind.
     """
 
     def __init__(self, port):
         self.target, self.fault, self.seconds = port, "none", 0.0
+        self.num_sent, self.go = 0, threading.Event()  # bytes that went to the server
         self.rng, self.sockets = random.Random(0), []
         self.listener = socket.create_server((HOST, 0))
         self.port = self.listener.getsockname()[1]
@@ -63,6 +65,7 @@ class Line:
                 if back:
                     self._spoil(piece, target)
                 else:
+                    self.num_sent += len(piece)
                     target.sendall(piece)
         _end(source)
         _end(target)
@@ -71,6 +74,8 @@ class Line:
         fault = self.fault
         if fault == "delay":
             time.sleep(self.seconds)
+        elif fault == "held":
+            assert self.go.wait(PATIENCE)
         elif fault == "dribble":
             for index in range(len(piece)):
                 target.sendall(piece[index : index + 1])

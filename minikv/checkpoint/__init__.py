@@ -4,6 +4,7 @@ The folder has the layout of a `transformers` checkpoint: config.json, one
 safetensors file or several with an index, tokenizer.json.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,15 +12,24 @@ import torch
 from minikv.checkpoint.config_json import ARCHITECTURES as ARCHITECTURES
 from minikv.checkpoint.config_json import DEFAULTS as DEFAULTS
 from minikv.checkpoint.config_json import read_config
+from minikv.checkpoint.files import INDEX, SINGLE, read_shards, read_weights
 from minikv.checkpoint.files import is_finite as is_finite
 from minikv.checkpoint.files import read_json as read_json
-from minikv.checkpoint.files import read_tokenizer, read_weights
+from minikv.checkpoint.tokenizer import read_special_tokens as read_special_tokens
+from minikv.checkpoint.tokenizer import read_tokenizer
 from minikv.errors import CheckpointError, require_one_of
 from minikv.language_model import LanguageModel
 from minikv.model import Transformer
 
 MODELS = Path(__file__).parents[1] / "models"
 BUNDLED = {name: MODELS / name for name in ("tinypy", "tinypy-hybrid")}
+# The files of a checkpoint beside its weights.
+SMALL = [
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "chat_template.jinja", "chat_template.json", INDEX,
+    "adapter_config.json",
+]  # fmt: skip
+TABLE = "rotary_emb.inv_freq"  # of old checkpoints: it is computed
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -40,10 +50,33 @@ def load(
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device: {device} asked for, but torch finds no CUDA device; use 'cpu'")
     folder = find_folder(str(name_or_path))
-    config = read_config(folder)
-    transformer = Transformer(config, read_weights(folder), device, dtype)
     home = BUNDLED["tinypy"] if folder.parent == MODELS else folder  # bundled models share one
-    return LanguageModel(str(name_or_path), transformer, read_tokenizer(home))
+    config, tokenizer = read_config(folder), read_tokenizer(home)
+    if tokenizer is not None:  # its end token, too: the others are often of the model before chats
+        end = tokenizer.token_to_id(read_special_tokens(home).get("eos_token", ""))
+        ends = dict.fromkeys((*config.eos_ids, *(() if end is None else (end,))))
+        config = replace(config, eos_ids=tuple(ends))
+    state = _Noted(read_weights(folder))
+    transformer = Transformer(config, state, device, dtype)
+    if unread := sorted(one for one in state if one not in state.read and TABLE not in one):
+        raise CheckpointError(
+            f"weights: {len(unread)} of {len(state)} tensors are for something that this engine or "
+            f"config.json does not know, such as {unread[0]}: quantised weights, biases, more "
+            "layers; the model would not be the one that was trained"
+        )
+    return LanguageModel(str(name_or_path), transformer, tokenizer)
+
+
+class _Noted(dict[str, torch.Tensor]):
+    """Weights, and the names of those that were read."""
+
+    def __init__(self, state: dict[str, torch.Tensor]):
+        super().__init__(state)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self.read.add(name)
+        return super().__getitem__(name)
 
 
 def find_folder(name: str) -> Path:
@@ -60,8 +93,11 @@ def find_folder(name: str) -> Path:
         )
     from huggingface_hub import snapshot_download
 
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+    try:  # only what is read: many repositories have the weights in other formats, too
+        folder = Path(snapshot_download(name, allow_patterns=SMALL))
+        index, revision = folder / INDEX, folder.name  # the same, if another one comes meanwhile
+        weights = sorted({*read_shards(index).values()}) if index.exists() else [SINGLE]
+        return Path(snapshot_download(name, allow_patterns=weights, revision=revision))
     except OSError as error:  # the hub's own errors as well
         raise CheckpointError(
             f"{name!r}: no local folder of that name, and the hub did not give it ({error})"

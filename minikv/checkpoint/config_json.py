@@ -12,17 +12,16 @@ LARGEST = 2**20  # of any size in config.json: a larger one is a mistake, or not
 DEFAULTS = {
     "hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
-    "num_key_value_heads": None, "head_dim": None, "eos_token_id": 2, "layer_types": None,
+    "num_key_value_heads": None, "head_dim": None, "eos_token_id": None, "layer_types": None,
     "sliding_window": None, "use_sliding_window": False, "max_window_layers": 28,
 }  # fmt: skip
 QWEN = {
     "max_position_embeddings": 32_768, "num_key_value_heads": 32, "sliding_window": 4096,
-    "eos_token_id": None,
 }  # fmt: skip
 MISTRAL = {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096}
 CWM = {
     "max_position_embeddings": 131_072, "num_key_value_heads": 8, "head_dim": 128,
-    "rms_norm_eps": 1e-5, "sliding_window": 8192, "eos_token_id": [128_001, 128_008, 128_009],
+    "rms_norm_eps": 1e-5, "sliding_window": 8192,
     "rope_parameters": {
         "rope_type": "llama3", "rope_theta": 1_000_000.0, "factor": 16.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
@@ -47,6 +46,7 @@ REFUSED = {  # well known, with layers that alternate: what the engine does not 
     "GptOssForCausalLM": "a learned sink for each head (self_attn.sinks), and a mixture of experts "
     "(num_local_experts)",
 }
+QUANTISED = ("quantization_config", "compression_config", "quantization")
 REQUIRED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
 )  # fmt: skip
@@ -58,7 +58,8 @@ ROPE_KEYS = {  # what each kind of rope scaling needs to be told
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Read `config.json` (and `generation_config.json` for the end tokens) of a checkpoint folder.
+    """Read `config.json` (and `generation_config.json` for the end tokens, if it names any) of a
+    checkpoint folder.
 
     Raises CheckpointError for a missing or damaged file, an architecture that is not supported, a
     feature that the engine does not run, and a value that cannot be meant: the message has the
@@ -67,7 +68,8 @@ def read_config(folder: Path) -> ModelConfig:
     file, generation = folder / "config.json", folder / "generation_config.json"
     raw = read_json(file)
     if generation.exists():
-        raw = raw | {k: v for k, v in read_json(generation).items() if k == "eos_token_id"}
+        ends = read_json(generation).get("eos_token_id")
+        raw |= {} if ends is None else {"eos_token_id": ends}
     try:
         return _model_config(raw)
     except ValueError as error:
@@ -83,8 +85,9 @@ def _model_config(raw: dict) -> ModelConfig:
             f"{REFUSED[architecture]}; use one of {', '.join(ARCHITECTURES)}"
         )
     require_one_of("architectures", architecture, ARCHITECTURES)
-    if raw.get("quantization_config"):
-        raise ValueError("quantised weights are not supported; use an fp16 checkpoint")
+    for key in QUANTISED:
+        if raw.get(key):
+            raise ValueError(f"{key}: quantised weights are not supported; use an fp16 checkpoint")
     _require_keys(raw, REQUIRED)
     raw = ARCHITECTURES[architecture] | raw
 
@@ -128,6 +131,10 @@ def _rope(raw: dict) -> tuple[float, dict | None]:
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         raise ValueError(f"rope_parameters: must be an object, was {rope!r}")
+    if any(isinstance(one, dict) for one in rope.values()):
+        raise ValueError(
+            f"rope_parameters: one RoPE for each kind of layer is not supported, was {rope!r}"
+        )
     rope = {"rope_theta": raw.get("rope_theta", 10_000.0), "type": "default"} | rope
     kind = rope.get("rope_type", rope["type"])
     require_one_of("rope_type", kind, ROPE_KEYS)

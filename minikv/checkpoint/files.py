@@ -2,46 +2,64 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer
 
 from minikv.errors import CheckpointError
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# What else is published as a model, and what to do.
+INSTEAD = {
+    "*.gguf": "of llama.cpp: give the checkpoint in safetensors that it was made from",
+    "adapter_config.json": "of an adapter (LoRA): merge it into its base model, with "
+    "merge_and_unload of peft, and save that",
+    "pytorch_model*.bin": "a pickle, which may hold code: load it with transformers, if you trust "
+    "it, and save it with save_pretrained",
+    "consolidated*": "the layout of the model's makers: give the one for transformers, which many "
+    "hubs have beside it",
+    "checkpoint-*": "of a training run: give one of these folders",
+    "model_index.json": "of a pipeline of several models: give the folder of a language model",
+    "*.onnx": "a graph for ONNX: give the checkpoint in safetensors that it was made from",
+    "tf_model.h5": "of TensorFlow: load it with transformers and save it with save_pretrained",
+    "*.npz": "of MLX: give the checkpoint in safetensors that it was made from",
+}
 
-def read_tokenizer(folder: Path) -> Tokenizer | None:
-    """tokenizer.json, or None where there is none. A text is never cut or filled up, whatever the
-    file says of truncation and padding: the engine says what is too long."""
-    file = folder / "tokenizer.json"
-    if not file.exists():
-        return None
-    require_file(file)
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more precise
-        raise CheckpointError(f"{file}: damaged ({error}); fetch it again") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+
+def read_shards(index: Path) -> dict[str, str]:
+    """The name of the file that has it, for each tensor that an index names. Raises CheckpointError
+    unless each is a text that can be a file's name."""
+    found = read_json(index).get("weight_map")
+    if not isinstance(found, dict) or not found:
+        raise CheckpointError(f"{index}: has no weight_map; fetch it again")
+    for name, file in found.items():
+        if not isinstance(file, str) or not 0 < len(file.encode(errors="replace")) < 256:
+            said = f"{str(name)[:80]!r} is said to be in {str(file)[:80]!r}"
+            raise CheckpointError(f"{index}: {said}, which is no file's name; fetch it again")
+    return found
+
+
+def _instead(folder: Path) -> str:
+    """What lies in a folder that is no checkpoint, and what to do, if that is known."""
+    for pattern, what in INSTEAD.items():
+        for file in sorted(folder.glob(pattern)):
+            return f", but {file.name}, {what}"
+    return ""
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of model.safetensors, or of the shards that its index names; of those that are in
     several shards, the one that the index names. Raises CheckpointError, naming file and tensor,
     for weights that are not finite floating-point numbers."""
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    shards: Any = {}
-    if single.exists():
-        files = [single]
-    elif index.exists():
-        shards = read_json(index).get("weight_map")
-        if not isinstance(shards, dict):
-            raise CheckpointError(f"{index}: has no weight_map; fetch it again")
-        files = [folder / str(name) for name in sorted(set(shards.values()))]
+    shards: dict[str, str] = {}
+    if (folder / SINGLE).exists():
+        files = [folder / SINGLE]
+    elif (folder / INDEX).exists():
+        shards = read_shards(folder / INDEX)
+        files = [folder / name for name in sorted(set(shards.values()))]
     else:
-        raise CheckpointError(f"{folder}: no model.safetensors and no model.safetensors.index.json")
+        raise CheckpointError(f"{folder}: no {SINGLE} and no {INDEX}{_instead(folder)}")
     state: dict[str, torch.Tensor] = {}
     for file in map(require_file, files):
         try:
@@ -49,13 +67,15 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
                 found = {
                     name: tensors.get_tensor(name)
                     for name in tensors.keys()  # noqa: SIM118
-                    if name not in shards or folder / str(shards[name]) == file
+                    if name not in shards or folder / shards[name] == file
                 }
         except SafetensorError as error:
             raise CheckpointError(f"{file}: missing or damaged ({error}); fetch it again") from None
         for name, tensor in found.items():
-            if not tensor.is_floating_point():
-                raise CheckpointError(f"{file}: {name} is {tensor.dtype}; weights must be floats")
+            if tensor.dtype not in FLOATS:
+                raise CheckpointError(
+                    f"{file}: {name} is {tensor.dtype}; weights must be floats of 16 bits or more"
+                )
             if not is_finite(tensor):
                 raise CheckpointError(f"{file}: {name} has NaN or infinity; fetch it again")
         state |= found
@@ -71,7 +91,8 @@ def is_finite(tensor: torch.Tensor) -> bool:
 def read_json(path: Path) -> dict:
     """The object in a checkpoint's json file; CheckpointError with the file's name otherwise."""
     if not path.exists():
-        raise CheckpointError(f"{path.parent}: no {path.name}; is it a checkpoint?")
+        what = _instead(path.parent) or "; is it a checkpoint?"
+        raise CheckpointError(f"{path.parent}: no {path.name}{what}")
     try:
         content = json.loads(require_file(path).read_text(encoding="utf-8"))
     except RecursionError:

@@ -27,14 +27,14 @@ With `num_prefill`, the first so many workers compute prompts, and the others de
 
 With `at_first`, only that many workers are started. The others follow one by one, when more than
 `CROWD` requests per worker are under way or when a worker will never serve again. The newest added
-worker is ended when it has had nothing to do for `IDLE` seconds, then the one before it. What its
+worker is ended when it has had nothing to do for `idle` seconds, then the one before it. What its
 prefix cache held is lost, unless a store has it, too.
 """
 
 import logging
 import pickle
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -155,14 +155,19 @@ class Stream:
         return self._request.num_cached
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a worker has told of a token."""
+        return self._request.first != inf
+
+    @property
     def worker(self) -> int | None:
         """The worker that has the request now, or had it last."""
         return self._request.worker
 
     @property
     def times(self) -> tuple[float, float, float]:
-        """When it was taken, had its first token, and ended, by `time.monotonic`; infinity for what
-        has not happened."""
+        """When it was taken, had its first token, and ended, by the front's clock; infinity for
+        what has not happened."""
         request = self._request
         return request.taken, request.first, request.ended
 
@@ -173,12 +178,12 @@ class _Request:
     session: Hashable
     reader: Reader
     open: set[int]  # samples that are unfinished
+    taken: float  # when, as `first` and `ended`
     num_cached: int = 0
     worker: int | None = None
     ticket: Ticket | None = None  # until its first token
     names: list[Name] = field(default_factory=list)  # that the worker has to compute for it
     losses: int = 0  # workers that died with it since its newest token
-    taken: float = field(default_factory=monotonic)
     first: float = inf
     ended: float = inf
 
@@ -206,8 +211,10 @@ class Front:
         max_requests: int | None = None,
         at_first: int | None = None,
         num_prefill: int = 0,
+        idle: float = IDLE,
+        clock: Callable[[], float] = monotonic,
     ):
-        self.workers = list(workers)
+        self.workers, self.idle, self.clock = list(workers), idle, clock
         number = len(self.workers)
         self.num_prefill = require_int("num_prefill", num_prefill, 0)
         if num_prefill and (num_prefill >= number or at_first not in (None, number)):
@@ -289,13 +296,19 @@ class Front:
             if self.num_requests >= self.max_requests:
                 raise Busy(f"{self.num_requests} requests are under way, the most that are taken")
             job = Job(self._next_id, checked.prompt_ids, params)
-            request = _Request(job, session, reader or _Queue(), set(range(params.n)))
+            samples = set(range(params.n))
+            request = _Request(job, session, reader or _Queue(), samples, self.clock())
             self._place(request)
             self._next_id += 1
             self.num_requests += 1
             if self.num_requests > CROWD * self.num_started:
                 self._grow()
         return Stream(self, request)
+
+    @property
+    def num_engines(self) -> int:
+        """That decode."""
+        return max(1, self.num_started - self.num_prefill)
 
     def cancel(self, request: _Request) -> None:
         with self._changed:
@@ -307,7 +320,7 @@ class Front:
 
     def health(self) -> list[Health]:
         """Of each worker. A turn that never ends shows in `age`."""
-        now = monotonic()
+        now = self.clock()
         with self._changed:
             return [
                 Health(
@@ -351,7 +364,7 @@ class Front:
         if request.ticket is not None:  # it has ended before its prompt was computed
             self.router.removed(request.ticket.worker, request.names)
             self._computed(request)
-        request.ended = monotonic()
+        request.ended = self.clock()
         request.reader.put(last, sample)
         self.num_requests -= 1
         if request.worker is None:
@@ -377,10 +390,10 @@ class Front:
 
     def _advance(self, request: _Request, progress: Progress) -> None:
         if progress.error is not None:
-            self._end(request, ValueError(progress.error))
+            self._end(request, progress.error)
             return
         if request.first == inf:
-            request.first, request.num_cached = monotonic(), progress.num_cached
+            request.first, request.num_cached = self.clock(), progress.num_cached
         if progress.token_ids:
             request.losses = 0
         self._computed(request)
@@ -472,11 +485,11 @@ class Front:
     def _serve(self, index: int) -> None:
         """One turn after the other, until the worker is lost or ended, or the front is closed."""
         worker, lane = self.workers[index], self.lanes[index]
-        patience = IDLE if index >= self.at_first else None
         while True:
             with self._changed:
                 has_work = self._changed.wait_for(
-                    lambda: self.is_closed or lane.requests or lane.cancelled, patience
+                    lambda: self.is_closed or lane.requests or lane.cancelled,
+                    self.idle if index >= self.at_first else None,
                 )
                 if self.is_closed:
                     return
@@ -485,7 +498,7 @@ class Front:
                     break
                 jobs, lane.new = lane.new, []
                 cancelled, lane.cancelled = lane.cancelled, []
-                lane.busy_since = monotonic()
+                lane.busy_since = self.clock()
             try:
                 turn = worker.turn(jobs, cancelled)
                 with self._changed:

@@ -16,6 +16,7 @@ import os
 from collections import deque
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -26,10 +27,11 @@ from minikv.engine import Engine
 from minikv.errors import OutOfBlocks
 from minikv.events import Listener
 from minikv.language_model import LanguageModel
-from minikv.outputs import RequestOutput, Stats
+from minikv.outputs import Outputs, RequestOutput, Stats
 from minikv.radix import RadixCache
 from minikv.sampling import SamplingParams
-from minikv.serving import Scored
+from minikv.sequence import Request
+from minikv.serving import Asked, RequestFailed, Scored, Scoring, Steps
 from minikv.tiers import (
     Name,
     Tiers,
@@ -64,7 +66,7 @@ class Progress(NamedTuple):
     finish_reason: str | None = None
     sample: int = 0
     num_cached: int = 0  # tokens of the prompt that the prefix cache had
-    error: str | None = None  # why it cannot run
+    error: Exception | None = None  # why it cannot run, or has failed
     prefix: Any = None  # K and V of the prompt: the job goes to another worker with them
 
 
@@ -99,10 +101,13 @@ class EngineWorker:
         self.held = Held()
         self.engine = Engine(self.lm, config, listeners=[self.held])
         self.engine.runner.sampler = Scored(self.engine.runner)
+        self.steps = Steps(self.engine, self._fail)
         if self.engine.tiers is not None:
             self.held.tiers = tiers_of(self.engine)
         self.arrived: deque[Job] = deque()  # not yet given to the engine
+        self.unscored: dict[int, tuple[Job, Scoring]] = {}  # before that, by job id
         self.jobs: dict[int, Job] = {}  # unfinished, by request id of the engine
+        self.failed: list[Progress] = []  # not yet reported
 
     def start(self) -> Hello:
         """Be ready: without jobs of an earlier caller, and with everything compiled."""
@@ -115,26 +120,38 @@ class EngineWorker:
     def end(self) -> None:
         """Drop all jobs."""
         self._cancel([job.job_id for job in (*self.arrived, *self.jobs.values())])
+        self.unscored.clear()
 
     def turn(self, jobs: Seq[Job], cancelled: Seq[int]) -> Turn:
         """Take new jobs, drop cancelled ones, and compute until the time is over or nothing is
         left to do."""
-        self.arrived.extend(map(self._fetched, jobs))
+        for job in map(self._fetched, jobs):
+            params = job.params
+            if isinstance(params, Asked) and params.scores_prompt and job.prefix is None:
+                scoring = Scoring(self.engine.runner, job.prompt_ids, params)
+                self.unscored[job.job_id] = job, scoring
+            else:
+                self.arrived.append(job)
         self._cancel(cancelled)
         progress: list[Progress] = []
         moved: dict[int, RequestOutput] = {}
         end = perf_counter() + self.turn_seconds
-        while self.arrived or self.engine.has_unfinished:
+        while self.arrived or self.unscored or self.engine.has_unfinished:
+            if self.unscored:
+                self._score()
             progress += self._add_arrived()
-            for output in self.engine.step():
+            for output in Outputs(self.steps.take(self._requests), self.lm.decode):
                 if self.jobs[output.request_id].hands_over and output.finish_reason is None:
                     progress += self._hand_over(output)
                 else:
                     moved[output.request_id] = output
             if perf_counter() >= end:
                 break
-        for output in moved.values():
-            progress += self._progress(output)
+        for request_id, output in moved.items():
+            if request_id in self.jobs:  # else it has failed since
+                progress += self._progress(output)
+        progress += self.failed
+        self.failed = []
         return Turn(progress, *self.held.news(), self.engine.stats())
 
     def share(self, thing: Any) -> Any:
@@ -163,8 +180,35 @@ class EngineWorker:
                     raise ValueError("prefix_cache: must be True where prefill is apart")
                 self.jobs[self.engine.add_request(job.prompt_ids, job.params)] = job
             except ValueError as error:
-                refused.append(Progress(job.job_id, [], "", error=str(error)))
+                refused.append(Progress(job.job_id, [], "", error=error))
         return refused
+
+    def _score(self) -> None:
+        """Compute one piece of the first prompt that is scored."""
+        job, scoring = next(iter(self.unscored.values()))
+        try:
+            if scoring.advance():
+                del self.unscored[job.job_id]
+                self.arrived.append(job._replace(params=scoring.params))
+        except Exception as error:
+            del self.unscored[job.job_id]
+            self._end(job, error)
+
+    def _requests(self) -> list[Request]:
+        """The engine's, without those that have ended in this turn."""
+        found = []
+        for request_id in self.jobs:
+            with suppress(ValueError):
+                found.append(self.engine.request(request_id))
+        return found
+
+    def _fail(self, request_id: int, error: BaseException) -> None:
+        self._end(self.jobs.pop(request_id), error)
+
+    def _end(self, job: Job, error: BaseException) -> None:
+        """A request has failed. The error is not quoted: it may have words of others."""
+        text = f"the engine has failed: {type(error).__name__}"
+        self.failed.append(Progress(job.job_id, [], "", error=RequestFailed(text)))
 
     def _fetched(self, job: Job) -> Job:
         """The job with the K and V that it refers to; without them, if they are lost, or of other
@@ -199,6 +243,8 @@ class EngineWorker:
     def _cancel(self, job_ids: Seq[int]) -> None:
         """Drop these jobs; finished ones are ignored."""
         self.arrived = deque(job for job in self.arrived if job.job_id not in job_ids)
+        for job_id in job_ids:
+            self.unscored.pop(job_id, None)
         for request_id, job in list(self.jobs.items()):
             if job.job_id in job_ids:
                 del self.jobs[request_id]

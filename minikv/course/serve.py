@@ -25,7 +25,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from ipaddress import ip_address
 from types import SimpleNamespace
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", nargs="?", default="tinypy", help="bundled name, folder or hub id")
     parser.add_argument("--host", default="127.0.0.1", help="to listen at (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="0: any (default: %(default)s)")
+    parser.add_argument("--port", type=port, default=8000, help="0: any (default: %(default)s)")
     parser.add_argument(
         "--api-key", action="append", default=None, metavar="KEY",
         help="may be given several times; clients with different keys share no prefix. Others on "
@@ -103,13 +103,18 @@ def run(args: argparse.Namespace) -> int:
     from minikv.serving.server import served
 
     over = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: over.set())
-    keys, is_made_up = keys_of(args)
+
+    def end_on_signals() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: over.set())
+
+    end_on_signals()
     try:
+        keys, is_made_up = keys_of(args)
         template, origins = ChatTemplate(args.model), args.allow_origin
-        with ExitStack() as stack:
+        with closing(template), ExitStack() as stack:
             target = stack.enter_context(engines(args))
+            end_on_signals()  # Ray has put handlers of its own in their place
             app = make_app(target, args.model, keys, template, origins=origins)
             address = stack.enter_context(served(app, args.host, args.port))
             host = f"[{address[0]}]" if ":" in address[0] else address[0]
@@ -157,6 +162,13 @@ def engines(args: argparse.Namespace) -> Iterator[EngineLoop | Front]:
         yield front
 
 
+def port(text: str) -> int:
+    """An argument from 0 to 65535."""
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text) < 2**16):
+        raise argparse.ArgumentTypeError(f"must be from 0 to 65535, was {text!r}")
+    return int(text)
+
+
 def from_to(text: str) -> tuple[int, int]:
     """An argument such as 4, or 1:4."""
     least, colon, most = text.partition(":")
@@ -180,10 +192,13 @@ def numbers_of(args: argparse.Namespace) -> tuple[int, int, int]:
 
 
 def keys_of(args: argparse.Namespace) -> tuple[list[str], bool]:
-    """The keys that let clients in, and whether one was made up."""
+    """The keys that let clients in, and whether one was made up. Raises ValueError for one that a
+    client could show without knowing it."""
     # The second is what `serve-cluster` had.
     from_environment = os.environ.get("MINIKV_API_KEY") or os.environ.get("MINIKV_TOKEN")
     keys = args.api_key or ([from_environment] if from_environment else [])
+    if not all(key.strip() for key in keys):
+        raise ValueError("--api-key: is empty; leave it out, and one is made up where it is needed")
     if keys or is_local(args.host):
         return keys, False
     return [secrets.token_urlsafe(32)], True

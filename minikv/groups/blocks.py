@@ -15,7 +15,7 @@ them, no other sequence may need them.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -108,6 +108,12 @@ class GroupPool(BlockPool):
     def _num_parts(self) -> int:
         """Free, or to be had."""
         return len(self._free_parts) + len(self._spare) * len(self.windowed)
+
+    def num_parts_of(self, block_ids: Iterable[int]) -> int:
+        """Of blocks, without those that are free or can be had."""
+        ids = list(block_ids)
+        num_spare = sum(block_id in self._spare for block_id in ids)
+        return int((self.part_of[:, ids] >= 0).sum()) - num_spare * len(self.windowed)
 
     def allocate(self) -> int:
         """A block with its parts in the full groups. `open` gives it the others."""

@@ -72,6 +72,10 @@ class GroupedStore(KVStore):
     def num_free(self, pool: Any) -> int:
         return pool.num_whole
 
+    def num_cached(self, cache: Any) -> int:
+        """Parts that may be taken at any time do not count: they are free."""
+        return cache.pool.num_parts_of(cache.block_ids()) // len(self.layout.groups)
+
     def copy_to(self, other: KVStore, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks (from, to) within this store: the parts that they had when the copy was
         planned, because the first one may have been given back since then."""

@@ -11,8 +11,9 @@
 Each request needs one of the server's keys, as `Authorization: Bearer KEY`, if it has any. The page
 comes without a key, and asks for one. /health answers without one, because load balancers send
 none: then only its status says something. Clients with different keys never share a prefix,
-whatever `cache_salt` they send. There is no encryption: on an open network, put a server with TLS
-in front.
+whatever `cache_salt` they send. A server without keys answers no page of another origin, so it is
+reached under an address or as localhost. There is no encryption: on an open network, put a server
+with TLS in front.
 
 A client that leaves, streaming or not, cancels its request before the engine's next step.
 """
@@ -21,13 +22,17 @@ import asyncio
 import hmac
 import json
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from hashlib import sha256
 from importlib.resources import files
-from itertools import accumulate
+from ipaddress import ip_address
 from math import inf, nan
 from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
@@ -37,10 +42,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from minikv.errors import require_text
-from minikv.outputs import REPLACEMENT, Decode, Delta
+from minikv.config import EngineConfig
+from minikv.errors import require_ids, require_text
+from minikv.outputs import Delta
 from minikv.sampling import SamplingParams
-from minikv.serving.admission import Admission
+from minikv.serving.admission import Admission, Room
 from minikv.serving.inbox import Busy, Inbox, RequestFailed, Rounds
 from minikv.serving.loop import EngineLoop, Health
 from minikv.serving.metrics import Metrics
@@ -52,6 +58,7 @@ from minikv.serving.requests import (
     in_words,
 )
 from minikv.serving.scores import Asked, Token
+from minikv.serving.spelling import Places, Spelling
 from minikv.serving.watch import View
 
 log = logging.getLogger("minikv")
@@ -64,6 +71,7 @@ LARGEST = 2**20  # bytes of a request
 LEFT = 499  # the status of an answer that nobody reads
 FIRST_TOKEN = 30.0  # seconds that a request may wait for its first token, if others wait, too
 ENOUGH = 256  # prompt tokens that a measurement of their rate needs
+CROWD = 32  # engines that waiting requests could fill, while it is not known how long they take
 MAX_PACE = 1.0  # seconds that a page may slow each step down, on a server without keys
 MAX_VIEWS = 16  # of pages, at a time
 HANGS = 60.0  # seconds of one step, after which an engine counts as hung
@@ -73,7 +81,6 @@ MAX_CHOICES = 128  # of one request
 # than LONGEST seconds.
 CHUNKS, LONGEST = 500, 0.1
 
-Render = Callable[[Sequence[dict[str, Any]]], str]
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -86,6 +93,9 @@ class Running(Protocol):
     @property
     def num_cached(self) -> int: ...
 
+    @property
+    def has_begun(self) -> bool: ...
+
     def cancel(self) -> None: ...
 
 
@@ -95,12 +105,26 @@ class Target(Protocol):
     tokenizer: Any
     max_length: int  # tokens of a prompt and its answer
     vocab_size: int  # of the model: it may have more or fewer tokens than the tokenizer
+    config: EngineConfig  # of each engine
+
+    @property
+    def num_engines(self) -> int: ...
 
     def submit(
         self, prompt: list[int], params: SamplingParams, session: str | None, *, reader: Inbox
     ) -> Running: ...
 
     def health(self) -> list[Health]: ...
+
+
+class Template(Protocol):
+    """From messages to a prompt. Raises ValueError, naming the argument."""
+
+    async def __call__(self, messages: Sequence[dict[str, Any]]) -> str: ...
+
+    async def ends(self, tokenizer: Any) -> tuple[str | int, ...]:
+        """What ends an answer, beside the model's end tokens, as `SamplingParams.stop` has it."""
+        ...
 
 
 class ClientLeft(Exception):
@@ -128,6 +152,12 @@ def refusal(status: int, text: str, headers: Any = None) -> Response:
     return reply(error_body(status, text), status, headers)
 
 
+def shortened(error: Exception) -> str:
+    """Its text, which may quote what a client has sent, whole."""
+    text = str(error)
+    return text if len(text) <= 500 else f"{text[:500]} …"
+
+
 async def refuse(request: Request, error: Exception) -> Response:
     """What Starlette and we raise to end a request."""
     assert isinstance(error, HTTPException)
@@ -144,10 +174,11 @@ async def apologise(request: Request, error: Exception) -> Response:
 
 class Keys:
     """Lets requests in that show a key, and notes whose they are and when they came. Around the
-    application."""
+    application. Without keys, any page that a browser of this machine shows could use the server:
+    then requests are refused that a page of another origin has made."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]):
-        self.app, self.keys = app, keys
+    def __init__(self, app: ASGIApp, keys: Sequence[str], origins: Sequence[str] = ()):
+        self.app, self.keys, self.origins = app, keys, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -160,11 +191,32 @@ class Keys:
                 text = "the header Authorization: Bearer KEY is missing or wrong"
                 answer = refusal(401, text, {"WWW-Authenticate": "Bearer"})
                 return await answer(scope, receive, send)
+            if not self.keys and (text := self._stranger(scope)):
+                return await refusal(403, text)(scope, receive, send)
         try:
             await self.app(scope, receive, send)
         except Exception:  # Uvicorn's log is off, and a client is told the error's type alone
             log.exception("%s %s has failed", scope["method"], ascii(scope["path"])[:80])
             raise
+
+    def _stranger(self, scope: Scope) -> str:
+        """Why a browser must not send this for another page, or "". Other programs send neither an
+        Origin nor Sec-Fetch-Site. A page whose name was made to mean this machine (DNS rebinding)
+        gives itself away by that name."""
+        heads = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        host, origin = heads.get(b"host", "localhost"), heads.get(b"origin")
+        if not is_address(host):
+            return (
+                f"Host: must be an address or localhost where no key is needed, was {host[:80]!r}"
+            )
+        is_own = origin is None or origin.partition("://")[2] == host
+        if not (is_own or "*" in self.origins or origin in self.origins):
+            return f"Origin: pages of {ascii(origin)[:80]} are not let in; see --allow-origin"
+        is_fetched = scope["path"] not in PAGE  # a link to the page is welcome
+        site = heads.get(b"sec-fetch-site", "none")
+        if is_own and is_fetched and site not in ("none", "same-origin"):
+            return f"Sec-Fetch-Site: other pages are not let in, was {ascii(site)[:80]}"
+        return ""
 
     def _key(self, shown: bytes) -> str | None:
         """The key that a client shows. In constant time: the time of a refusal does not tell how
@@ -172,6 +224,15 @@ class Keys:
         scheme, _, given = shown.partition(b" ")
         right = [one for one in self.keys if hmac.compare_digest(given, one.encode())]
         return right[0] if right and scheme.lower() == b"bearer" else None
+
+
+def is_address(host: str) -> bool:
+    """Whether the header Host has an IP address, or localhost, with or without a port."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or name.endswith(".localhost") or bool(ip_address(name))
+    except ValueError:
+        return False
 
 
 async def read(model: type[Model], request: Request) -> Model:
@@ -203,10 +264,10 @@ class Completion:
 
     prefix, chunk_kind, whole_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, decode: Decode, echoes: Callable[[int], str], body: CompletionRequest):
+    def __init__(self, spelling: Spelling, echoes: Callable[[int], str], body: CompletionRequest):
         """echoes: what stands before the text of a choice."""
-        self._decode, self._echoes, self._body = decode, echoes, body
-        self._ends: dict[int, int] = {}  # of each choice's tokens, in characters
+        self._spelling, self._echoes, self._body = spelling, echoes, body
+        self._places: dict[int, Places] = {}  # of each choice's tokens
 
     def chunk(self, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
         echo = self._echoes(index) if is_first else ""
@@ -225,16 +286,15 @@ class Completion:
         tokens = [*prompt, *told]
         if not tokens or self._body.logprobs is None:
             return None
-        texts = [self._decode([one]) for one in tokens]
-        begin = width - sum(map(len, texts[: len(prompt)]))  # below 0: a start token has no text
-        *offsets, end = accumulate(map(len, texts), initial=self._ends.get(index, begin))
-        self._ends[index] = end
+        text_of = self._spelling.text_of
+        places = self._places.setdefault(index, Places(self._spelling, width))
+        offsets = self._spelling.places(prompt, width) + [places.take(one) for one in told]
         return {
-            "tokens": texts, "text_offset": [max(0, one) for one in offsets],
+            "tokens": [text_of(one) for one in tokens], "text_offset": offsets,
             "token_logprobs": [getattr(one, "logprob", None) for one in tokens],
-            # Several tokens may be half a character: the likeliest is told.
+            # Of several tokens with the same text the likeliest is told.
             "top_logprobs": [
-                {self._decode([other]): value for other, value in reversed(one.top)}
+                {text_of(other): value for other, value in reversed(one.top)}
                 if isinstance(one, Token) else None
                 for one in tokens
             ],
@@ -251,8 +311,8 @@ class Chat:
 
     prefix, chunk_kind, whole_kind = "chatcmpl", "chat.completion.chunk", "chat.completion"
 
-    def __init__(self, decode: Decode):
-        self._decode = decode
+    def __init__(self, spelling: Spelling):
+        self._spelling = spelling
 
     def chunk(self, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
         message = {"role": "assistant"} if is_first else {}
@@ -263,9 +323,8 @@ class Chat:
 
     def _logprobs(self, tokens: list[Token]) -> dict[str, Any] | None:
         def told(token_id: int, value: float) -> dict[str, Any]:
-            text = self._decode([token_id])
-            known = None if REPLACEMENT in text else [*text.encode()]  # half a character has none
-            return {"token": text, "logprob": value, "bytes": known}
+            text, data = self._spelling.text_of(token_id), self._spelling.bytes_of(token_id)
+            return {"token": text, "logprob": value, "bytes": [*data]}
 
         content = [
             {**told(one, one.logprob), "top_logprobs": [told(*other) for other in one.top]}
@@ -359,6 +418,11 @@ class Work:
             self._leave(inbox)
             self._streams.discard(inbox)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the first request is being computed."""
+        return self._running[0][0].has_begun
+
     async def begin(self) -> None:
         """Wait for the first token. Raises what `deltas` does, and ValueError for what can never
         run."""
@@ -413,12 +477,13 @@ class Api:
     """The endpoints."""
 
     def __init__(
-        self, target: Target, model: str, template: Render | None, admission: Admission,
-        max_queued: int,
+        self, target: Target, model: str, template: Template | None, admission: Admission,
+        max_queued: int, clock: Callable[[], float] = time.monotonic,
     ):  # fmt: skip
         self.target, self.model, self.template = target, model, template
-        self.admission, self.max_queued = admission, max_queued
-        self.metrics = Metrics(target.health, model)
+        self.admission, self.max_queued, self.clock = admission, max_queued, clock
+        self.room = Room(admission.target, CROWD)
+        self.metrics, self.spelling = Metrics(target.health, model), Spelling(target.tokenizer)
         self.began, self._next_id = int(time.time()), 0
         self.streams: set[Inbox] = set()  # that are open
         self.rounds = Rounds(self.pause)
@@ -428,13 +493,24 @@ class Api:
         """Seconds between two rounds of chunks."""
         return min(LONGEST, len(self.streams) / CHUNKS)
 
-    def enter(self, inbox: Inbox, num_tokens: int) -> None:
+    def share(self, num_prompt: int, params: SamplingParams) -> float:
+        """How much of an engine a request can take: of its seats, or of its memory."""
+        config = self.target.config
+        num_tokens = num_prompt + params.n * params.max_tokens
+        return max(params.n / config.max_num_seqs,
+                   num_tokens / (config.num_blocks * config.block_size))  # fmt: skip
+
+    def enter(self, inbox: Inbox, num_tokens: int, share: float = 0.0) -> None:
         """Let a request wait for its first token. Raises Busy if that would take too long; while
         that is not known, if too many tokens would wait."""
         self._settle()
+        seconds = self.room.enter(inbox, share, self.target.num_engines, self.clock())
+        if seconds:
+            text = f"{len(self.room.shares)} requests run or wait already, with all that they may"
+            raise Busy(f"{text} take", seconds)
         queued = self.admission.queued
         is_full = self.admission.rate is None and 0 < queued > self.max_queued - num_tokens
-        seconds = 1 if is_full else self.admission.enter(inbox, num_tokens, time.monotonic())
+        seconds = 1 if is_full else self.admission.enter(inbox, num_tokens, self.clock())
         if seconds:
             raise Busy(f"{queued} prompt tokens wait already", seconds)
 
@@ -442,6 +518,21 @@ class Api:
         """A request is over, whether it had a token or not."""
         self._settle()
         self.admission.leave(inbox)
+        self.room.leave(inbox, self.target.num_engines)
+
+    async def _first_token(self, work: Work) -> None:
+        """Wait for it. Raises Busy if the request has not even begun when it should have a token,
+        because of others; else as `Work.begin`. Nothing is sent yet, so the status is still free.
+        """
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.admission.target):
+                    return await work.begin()
+            self._settle()
+            waits = len(self.admission.waiting) > 1 or self.room.full_since is not None
+            if waits and not work.has_begun:
+                text = f"others have taken all room for {self.admission.target:.0f} s"
+                raise Busy(text, math.ceil(self.admission.target))
 
     def _settle(self) -> None:
         for inbox in [*self.admission.waiting]:
@@ -450,28 +541,37 @@ class Api:
 
     async def completions(self, request: Request) -> Response:
         body = await read(CompletionRequest, request)
+        self._check(body, len(body.prompts))
         prompts = [await self._encode(prompt) for prompt in body.prompts]
 
         def echo(index: int) -> str:
             prompt = body.prompts[index // (body.n or 1)] if body.echo else ""
             return prompt if isinstance(prompt, str) else self.target.tokenizer.decode(prompt)
 
-        shape = Completion(self._piece, echo, body)
+        shape = Completion(self.spelling, echo, body)
         return await self._answer(request, body, prompts, shape, 16)
 
     async def chat(self, request: Request) -> Response:
         body = await read(ChatRequest, request)
+        self._check(body, 1)
         prompt = await self._chat_prompt(body.messages)
         room = max(1, self.target.max_length - len(prompt))  # what OpenAI's have by default
-        return await self._answer(request, body, [prompt], Chat(self._piece), room)
+        ends = await self.template.ends(self.target.tokenizer) if self.template else ()
+        return await self._answer(request, body, [prompt], Chat(self.spelling), room, ends)
 
     async def tokenize(self, request: Request) -> Response:
         body = await read(TokenizeRequest, request)
         if (body.prompt is None) == (body.messages is None):
             raise HTTPException(400, "prompt: give either this or messages")
         self._check_model(body.model)
-        given = body.prompt is not None
-        ids = await (self._encode(body.prompt) if given else self._chat_prompt(body.messages))
+        if body.messages is not None:
+            ids = await self._chat_prompt(body.messages)
+        else:
+            try:
+                prompt = await self._encode(body.prompt)
+                ids = require_ids("prompt", prompt, self.target.vocab_size)
+            except ValueError as error:
+                raise HTTPException(400, shortened(error)) from None
         return reply({"count": len(ids), "max_model_len": self.target.max_length, "tokens": ids})
 
     async def models(self, request: Request) -> Response:
@@ -551,15 +651,23 @@ class Api:
                 404, f"model: {self.model!r} is served here, was {ascii(name)[:80]}"
             )
 
-    def _piece(self, token_ids: list[int]) -> str:
-        """The text of tokens, that of special ones included."""
-        return self.target.tokenizer.decode(token_ids, skip_special_tokens=False)
+    def _check(self, body: Options, num_prompts: int) -> None:
+        """What is known before a prompt is encoded."""
+        self._check_model(body.model)
+        number = num_prompts * body.num_samples
+        if number > MAX_CHOICES:
+            name = "best_of" if getattr(body, "best_of", None) else "n"
+            text = f"{name}: at most {MAX_CHOICES} choices at a time, were {number}"
+            raise HTTPException(400, text)
 
-    def _check_bias(self, params: Asked) -> None:
+    def _check_ids(self, params: SamplingParams) -> None:
         size = self.target.vocab_size
-        for token_id, _ in params.logit_bias:
-            if token_id >= size:
-                raise ValueError(f"logit_bias: {token_id} is no token id; there are {size}")
+        bias = params.logit_bias if isinstance(params, Asked) else ()
+        stop = [one for one in params.stop if isinstance(one, int)]
+        for name, ids in (("logit_bias", [one for one, _ in bias]), ("stop", stop)):
+            for token_id in ids:
+                if not 0 <= token_id < size:
+                    raise ValueError(f"{name}: {token_id} is no token id; there are {size}")
 
     async def _encode(self, prompt: Any) -> Any:
         """Token ids. Long texts take a while, so other requests go on meanwhile."""
@@ -571,7 +679,7 @@ class Api:
         if self.template is None:
             raise HTTPException(400, "messages: there is no chat template; use /v1/completions")
         try:
-            text = self.template([one.model_dump(exclude_none=True) for one in messages])
+            text = await self.template([one.model_dump(exclude_none=True) for one in messages])
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
         return await self._ids("messages", text, adds_start=False)
@@ -590,20 +698,17 @@ class Api:
 
     async def _answer(
         self, request: Request, body: Options, prompts: list[Any], shape: Completion | Chat,
-        max_tokens: int,
+        max_tokens: int, ends: tuple[str | int, ...] = (),
     ) -> Response:  # fmt: skip
-        self._check_model(body.model)
         tenant, salt = request.scope["tenant"], body.cache_salt
         if tenant is not None:  # a client may divide what is its own, and no more
             salt = tenant if salt is None else f"{tenant}/{salt}"
         work = None
         try:
             params = body.params(max_tokens, salt)
-            if isinstance(params, Asked):
-                self._check_bias(params)
-            if len(prompts) * params.n > MAX_CHOICES:
-                number = len(prompts) * params.n
-                raise ValueError(f"n: at most {MAX_CHOICES} choices at a time, were {number}")
+            self._check_ids(params)
+            if ends and not params.ignore_eos:
+                params = replace(params, stop=(*params.stop, *ends))
             streams = self.streams if body.stream else set()
             came = request.scope["came"]
             work = Work(self.metrics, params, came, streams, self.leave, body.only_echoes)
@@ -612,11 +717,11 @@ class Api:
                 session = body.prompt_cache_key or body.user
                 running = self.target.submit(prompt, params, session, reader=inbox)
                 work.add(running, inbox)
-                self.enter(inbox, running.num_prompt)
+                self.enter(inbox, running.num_prompt, self.share(running.num_prompt, params))
             self.metrics.samples.observe(params.n)
             self.metrics.max_tokens.observe(params.max_tokens)
             work.watch(request)
-            await work.begin()  # raises for what cannot run, before anything is sent
+            await self._first_token(work)  # raises for what cannot run, before anything is sent
             if not body.stream:
                 return await self._whole(body, shape, work)
             events = Events(self._events(body, shape, work), lambda: work.is_over)
@@ -626,7 +731,7 @@ class Api:
             if isinstance(error, ClientLeft):
                 return Response(status_code=LEFT)
             if isinstance(error, ValueError):
-                text = str(error)
+                text = shortened(error)
                 if text.startswith("n: ") and isinstance(body, CompletionRequest) and body.best_of:
                     text = f"best_of{text[1:]}"
                 raise HTTPException(400, text) from None
@@ -692,7 +797,7 @@ def make_app(
     target: Target,
     model: str,
     keys: Sequence[str] = (),
-    template: Render | None = None,
+    template: Template | None = None,
     first_token: float = FIRST_TOKEN,
     max_queued_tokens: int | None = None,
     origins: Sequence[str] = (),
@@ -709,7 +814,9 @@ def make_app(
     api = Api(target, model, template, Admission(first_token, ENOUGH), max_queued)
     app = Starlette()
     app.router.redirect_slashes = False
-    app.add_middleware(Keys, keys=tuple(keys))
+    if not all(key.strip() for key in keys):
+        raise ValueError("keys: one is empty, and lets everybody in")
+    app.add_middleware(Keys, keys=tuple(keys), origins=tuple(origins))
     if origins:  # before the keys: browsers ask first, and show none
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]

@@ -89,8 +89,12 @@ class Inbox:
     rounds: in which the reader is woken for what comes between the first token and the end.
     """
 
-    def __init__(self, patient: bool = False, rounds: Rounds | None = None):
+    def __init__(
+        self, patient: bool = False, rounds: Rounds | None = None,
+        clock: Callable[[], float] = monotonic,
+    ):  # fmt: skip
         self._loop, self._patient = asyncio.get_running_loop(), patient
+        self._clock = clock
         self._rounds = rounds or Rounds()
         self._woken = asyncio.Event()
         self._lock = Lock()  # guards what follows
@@ -98,7 +102,7 @@ class Inbox:
         self._added: dict[int, Delta] = {}  # a cluster's: what was added, by sample
         self._error: Exception | None = None
         self.has_news = False  # that were not taken: only the end need be put
-        self.first: float | None = None  # when there was a token, by `time.monotonic`
+        self.first: float | None = None  # when there was a token, by the clock
         self._taken: dict[int, SoFar] = {}  # by sample
         self._over: set[int] = set()  # samples whose end was taken
 
@@ -117,7 +121,7 @@ class Inbox:
             is_last = isinstance(found, Exception) or found.finish_reason is not None
             is_first = self.first is None and self._error is None
             if is_first:
-                self.first = monotonic()
+                self.first = self._clock()
             is_told, self.has_news = self.has_news, True
         is_urgent = is_first or is_last
         if not is_urgent and (is_told or self._patient):

@@ -9,9 +9,9 @@ Only this thread touches the engine. Between two steps it does what others have 
 order: add a request, drop one. A request whose client has left is therefore dropped before the next
 step, and its blocks are free.
 
-A step that fails, in whatever way, is tried once more, for an engine loses no request (see
-`minikv.engine`). If that fails too, all requests under way end with RequestFailed: which of them is
-to blame is not known. The thread goes on.
+A request that fails ends with RequestFailed, and no other (see `minikv.serving.apart`). One whose
+prompt is to be scored comes to the engine when it is; its prompt is computed a piece at a time,
+between the steps of the others.
 """
 
 import logging
@@ -29,14 +29,13 @@ from minikv.engine import Engine
 from minikv.outputs import RequestOutput, Stats
 from minikv.sampling import SamplingParams
 from minikv.sequence import Request
+from minikv.serving.apart import Steps
 from minikv.serving.block_life import BlockLife
 from minikv.serving.inbox import RequestFailed, as_it_stands
-from minikv.serving.scores import Scored
+from minikv.serving.scores import Asked, Scored, Scoring
 from minikv.validation import Prompt, make_request
 
 log = logging.getLogger("minikv")
-
-ATTEMPTS = 2  # of a step
 
 
 class Health(NamedTuple):
@@ -81,6 +80,12 @@ class Answer:
         """Of those, how many the prefix cache had. Known when there is a first token."""
         return self.request.sequences[0].num_cached
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether some of its tokens are being computed, or were."""
+        first = self.request.sequences[0]
+        return first.table is not None or first.num_output > 0
+
     def cancel(self) -> None:
         """Stop the request before the next step, unless it is over."""
         self._loop.cancel(self)
@@ -90,18 +95,24 @@ class EngineLoop:
     """Steps an engine whenever it has something to do. Give it an engine that no other thread
     uses."""
 
-    def __init__(self, engine: Engine, life: BlockLife | None = None):
+    def __init__(
+        self, engine: Engine, life: BlockLife | None = None, clock: Callable[[], float] = monotonic
+    ):
         """`life`: one that was given to the engine as a listener, for the metrics."""
         self.engine, self.tokenizer, self._life = engine, engine.lm.tokenizer, life
+        self.clock = clock
         engine.runner.sampler = Scored(engine.runner)
         config = engine.config
-        # The engine's own tokens need not be checked, as `lm.decode` does.
-        self._decode = engine.lm.decode if self.tokenizer is None else self.tokenizer.decode
+        self._decode = engine.lm.text_of  # the engine's own tokens need not be checked
         self.max_length = min(engine.lm.config.max_context, config.num_blocks * config.block_size)
         self.vocab_size = engine.lm.config.vocab_size
+        self.config, self.num_engines = config, 1
         engine.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))  # compiles
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for between two steps
         self._answers: dict[int, Answer] = {}  # unfinished ones, by request id of the engine
+        self._scoring: dict[Answer, Scoring] = {}  # whose prompts are scored first
+        # This thread must not end with readers that wait.
+        self._steps = Steps(engine, self._fail_one, caught=BaseException)
         self._watchers: list[Watcher] = []
         self._busy_since: float | None = None  # when a step began, or None
         self._lock = Lock()  # guards `_is_over`
@@ -141,7 +152,7 @@ class EngineLoop:
     def health(self) -> list[Health]:
         """Of this one engine. A step that never ends shows in `age`."""
         since = self._busy_since
-        age = 0.0 if since is None else monotonic() - since
+        age = 0.0 if since is None else self.clock() - since
         pid = None if self._is_over else os.getpid()
         return [Health(pid, age, self.engine.stats(), life=self._life)]
 
@@ -155,25 +166,16 @@ class EngineLoop:
     # ── The engine's thread ───────────────────────────────────────────────────
 
     def _run(self) -> None:
-        num_failures = 0
         while not self._is_over:
             if self._watchers:
                 self._show()
-            self._do_calls(waits=not self._answers)
+            self._do_calls(waits=not self._answers and not self._scoring)
+            if self._scoring:
+                self._score()
             if not self._answers:
                 continue
-            self._busy_since = monotonic()
-            try:
-                outputs = self.engine.step()
-            except BaseException as error:  # this thread must not end with readers that wait
-                num_failures += 1
-                log.error("a step has failed", exc_info=error)
-                if num_failures == ATTEMPTS:
-                    self._fail(f"the engine has failed: {type(error).__name__}")
-                    num_failures = 0
-            else:
-                num_failures = 0
-                self._hand_over(outputs.requests)
+            self._busy_since = self.clock()
+            self._hand_over(self._steps.take(self._requests))
             self._busy_since = None
         self._do_calls(waits=False)  # nothing is submitted any more
         self._fail("the engine is closed")
@@ -189,12 +191,38 @@ class EngineLoop:
 
     def _add(self, answer: Answer) -> None:
         checked = answer.request
-        request_id = self.engine.add_request(checked.prompt_ids, checked.params)
+        if isinstance(checked.params, Asked) and checked.params.scores_prompt:
+            self._scoring[answer] = Scoring(self.engine.runner, checked.prompt_ids, checked.params)
+        else:
+            self._begin(answer, checked.params)
+
+    def _score(self) -> None:
+        """Compute one piece of the first prompt that is scored."""
+        answer, scoring = next(iter(self._scoring.items()))
+        try:
+            if scoring.advance():
+                del self._scoring[answer]
+                self._begin(answer, scoring.params)
+        except Exception as error:
+            log.exception("a prompt cannot be scored")
+            self._scoring.pop(answer, None)
+            answer.reader.put(_failed(error))
+
+    def _begin(self, answer: Answer, params: SamplingParams) -> None:
+        try:
+            request_id = self.engine.add_request(answer.request.prompt_ids, params)
+        except Exception as error:  # it was checked: what is left is a part of the engine's
+            log.exception("a request cannot be added")
+            answer.reader.put(_failed(error))
+            return
         answer.request = self.engine.request(request_id)
         self._answers[request_id] = answer
 
+    def _requests(self) -> list[Request]:
+        return [answer.request for answer in self._answers.values()]
+
     def _show(self) -> None:
-        requests = [answer.request for answer in self._answers.values()]
+        requests = self._requests()
         for watcher in list(self._watchers):
             try:
                 watcher.show(self.engine, requests)
@@ -209,6 +237,7 @@ class EngineLoop:
             self._watchers.remove(watcher)
 
     def _drop(self, answer: Answer) -> None:
+        self._scoring.pop(answer, None)
         request_id = answer.request.request_id
         if self._answers.pop(request_id, None) is not None:
             with suppress(ValueError):  # the failed step before had finished it
@@ -225,8 +254,18 @@ class EngineLoop:
                 continue
             answer.reader.put(as_it_stands(request, self._decode))
 
+    def _fail_one(self, request_id: int, error: BaseException) -> None:
+        answer = self._answers.pop(request_id, None)
+        if answer is not None:
+            answer.reader.put(_failed(error))
+
     def _fail(self, why: str) -> None:
-        """End all requests under way. What failed is not quoted: it may have words of others."""
-        for answer in list(self._answers.values()):
+        """End all requests."""
+        for answer in [*self._answers.values(), *self._scoring]:
             answer.reader.put(RequestFailed(why))  # first: a reader may look at the request now
             self._drop(answer)
+
+
+def _failed(error: BaseException) -> RequestFailed:
+    """What a client is told. The error is not quoted: it may have words of others."""
+    return RequestFailed(f"the engine has failed: {type(error).__name__}")

@@ -9,12 +9,23 @@ asks for what is done anyway (`NEUTRAL`), or it changes nothing about the text (
 and clients send such fields with every request.
 
 The temperature is 0, greedy, if none is given. OpenAI's is 1.
+
+What a request can cost is bounded by its length: a whole number has 64 bits, `stop` has MAX_STOPS
+entries of LONGEST characters at most, and a token id has one spelling. What is refused is refused
+at the first thing that is wrong.
 """
 
 from collections.abc import Sequence as Seq
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from minikv.sampling import SamplingParams
 from minikv.serving.scores import Asked, Token
@@ -33,6 +44,13 @@ HINTS = {
 }  # fmt: skip
 
 
+MAX_STOPS = 16  # OpenAI's take 4
+LONGEST = 1000  # characters of a string that is looked for, or names something
+
+Int = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Name = Annotated[str, Field(max_length=LONGEST)]
+
+
 class Lenient(BaseModel):
     """Types are as in JSON: "1" is no number, and true is none."""
 
@@ -48,24 +66,25 @@ class Options(Lenient):
     """What both endpoints take."""
 
     model: str | None = None
-    max_tokens: int | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Int | None = None
+    n: Annotated[Int, Field(ge=1)] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
+    top_k: Int | None = None
+    seed: Int | None = None
     stop: Any = None  # a string, or strings and token ids
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None  # the session, for sticky routing
-    prompt_cache_key: str | None = None  # likewise
+    user: Name | None = None  # the session, for sticky routing
+    prompt_cache_key: Name | None = None  # likewise
     ignore_eos: bool | None = None
-    cache_salt: str | None = None
-    retain_s: int | None = None
-    logit_bias: dict[str, float] | None = None  # by token id
+    cache_salt: Name | None = None
+    retain_s: Int | None = None
+    logit_bias: Any = None  # numbers, by token id
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    # A logit that is divided or multiplied by it stays a number, in any format.
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
 
     @model_validator(mode="after")
     def _nothing_unknown(self) -> "Options":
@@ -76,6 +95,19 @@ class Options(Lenient):
             raise ValueError("stream_options: only a stream has them; set stream")
         return self
 
+    @field_validator("stop")
+    @classmethod
+    def _few_stops(cls, stop: Any) -> Any:
+        stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
+        if not isinstance(stops, list):
+            raise ValueError(f"stop: must be a string or a list, was {ascii(stop)[:80]}")
+        if len(stops) > MAX_STOPS:
+            raise ValueError(f"stop: at most {MAX_STOPS} are looked for, were {len(stops)}")
+        longest = max((len(one) for one in stops if isinstance(one, str)), default=0)
+        if longest > LONGEST:
+            raise ValueError(f"stop: a string has at most {LONGEST} characters, had {longest}")
+        return stops
+
     def params(self, max_tokens: int, cache_salt: str | None) -> SamplingParams:
         """The engine's form. `max_tokens` if the client gives none. Raises ValueError, naming the
         argument."""
@@ -83,14 +115,11 @@ class Options(Lenient):
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         max_tokens = max_tokens if self.max_tokens is None else self.max_tokens
         max_tokens += self.only_echoes  # the engine's least
-        stop = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
-        if not isinstance(stop, list):
-            raise ValueError(f"stop: must be a string or a list, was {ascii(stop)[:80]}")
-        given |= {"n": self.num_samples, "max_tokens": max_tokens, "stop": tuple(stop)}
+        given |= {"n": self.num_samples, "max_tokens": max_tokens, "stop": tuple(self.stop or ())}
         given["cache_salt"] = cache_salt
         penalties = ("frequency_penalty", "presence_penalty", "repetition_penalty")
         more = {name: getattr(self, name) for name in penalties if getattr(self, name) is not None}
-        bias = tuple(_bias(*one) for one in (self.logit_bias or {}).items())
+        bias = tuple(_bias(*one) for one in _items(self.logit_bias))
         more |= {"logprobs": self.num_logprobs, "scores_prompt": self.scores_prompt}
         asked = Asked(**given, **more, logit_bias=bias)
         return SamplingParams(**given) if asked == Asked(**given) else asked
@@ -120,12 +149,21 @@ class Options(Lenient):
         return list(range(len(samples)))
 
 
-def _bias(token_id: str, bias: float) -> tuple[int, float]:
-    if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 9):
+def _items(logit_bias: Any) -> Any:
+    if not isinstance(logit_bias, dict | None):
+        raise ValueError(f"logit_bias: must be an object, was {ascii(logit_bias)[:80]}")
+    return (logit_bias or {}).items()
+
+
+def _bias(token_id: str, bias: Any) -> tuple[int, float]:
+    """Of each id one spelling is taken, so that none is counted twice."""
+    if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 9) or (
+        token_id != str(int(token_id))
+    ):
         raise ValueError(f"logit_bias: must have token ids, had {ascii(token_id)[:80]}")
-    if not -100 <= bias <= 100:
-        raise ValueError(f"logit_bias: must be from -100 to 100, was {bias}")
-    return int(token_id), bias
+    if type(bias) not in (int, float) or not -100 <= bias <= 100:
+        raise ValueError(f"logit_bias: must be from -100 to 100, was {ascii(bias)[:80]}")
+    return int(token_id), float(bias)
 
 
 class CompletionRequest(Options):
@@ -136,7 +174,7 @@ class CompletionRequest(Options):
     prompt: Any
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    best_of: int | None = None
+    best_of: Int | None = None
 
     @model_validator(mode="after")
     def _best_of_enough(self) -> "CompletionRequest":
@@ -197,7 +235,9 @@ class Part(BaseModel):
 
 class Message(Lenient):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], Field(fail_fast=True)] | None = Field(
+        None, validate_default=True
+    )
 
     @field_validator("content")
     @classmethod
@@ -209,8 +249,8 @@ class Message(Lenient):
 
 
 class ChatRequest(Options):
-    messages: list[Message]
-    max_completion_tokens: int | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True)]
+    max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
@@ -234,7 +274,7 @@ class TokenizeRequest(Lenient):
 
     model: str | None = None
     prompt: Any = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
 
 
 def in_words(error: ValidationError) -> str:

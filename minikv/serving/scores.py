@@ -2,7 +2,8 @@
 
     logits ── logit_bias, penalties ── the engine's sampler ── token ids ── as `Token`, if asked for
 
-A prompt's log-probabilities come with the first token of its answer. Penalties depend on the tokens
+A prompt's log-probabilities are computed before the engine gets it (`Scoring`), and come with the
+first token of its answer. Penalties depend on the tokens
 before. A sampler is given neither, so the params of a request with one of the two say to which
 sequence a row of logits belongs, and behind which drafts it stands (`SamplingParams.after`).
 
@@ -16,7 +17,6 @@ from collections.abc import Sequence as Seq
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import proxy
 
 import numpy as np
 import torch
@@ -40,7 +40,8 @@ class Asked(SamplingParams):
     presence_penalty: what it loses if the answer has it at all.
     repetition_penalty: by this the logit of a token of prompt or answer is divided if it is
         positive, and multiplied if it is negative (Keskar et al., 2019). Before the other two.
-    scores_prompt: with `logprobs`, the prompt's tokens are told with the first new one.
+    scores_prompt: with `logprobs`, the prompt's tokens are told with the first new one, if
+        whoever gives the request to the engine has a `Scoring` compute them first.
     """
 
     logprobs: int | None = None
@@ -52,6 +53,15 @@ class Asked(SamplingParams):
     # Of the row of logits that a sampler gets with this: set by `after`.
     sequence: Sequence | None = field(default=None, init=False, repr=False, compare=False)
     drafts: Seq[int] = field(default=(), init=False, repr=False, compare=False)
+    told: Seq[int] = field(default=(), init=False, repr=False, compare=False)  # of the prompt
+    # `logit_bias` as token ids and what is added, both (N,): taken apart once, not at each token.
+    bias: Any = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.logit_bias:
+            ids, values = zip(*self.logit_bias, strict=True)
+            vars(self)["bias"] = torch.tensor(ids), torch.tensor(values, dtype=torch.float32)
 
     @property
     def penalties(self) -> tuple[float, float, float]:
@@ -109,7 +119,6 @@ class Scored:
         """`runner`: the one around whose sampler it is put."""
         choose = runner.sampler
         self.choose: ChooseTokens = choose.choose if isinstance(choose, Scored) else choose
-        self._runner = proxy(runner)  # weak, or both would hold each other
         self._seen: dict[Sequence, Seen] = {}
         self._last: list[int] = []  # what was chosen the last time
 
@@ -121,41 +130,21 @@ class Scored:
             return self.choose(logits, params, draws)
         changed = logits.clone()
         for row, one in asked:
-            for token_id, bias in one.logit_bias:
-                changed[row, token_id] += bias
+            if one.bias is not None:
+                ids, values = (part.to(logits.device, non_blocking=True) for part in one.bias)
+                changed[row].index_add_(0, ids, values.to(logits.dtype))
         if penalised := [pair for pair in asked if pair[1].penalties != (1, 0, 0)]:
             self._penalise(changed, penalised)
         found = self.choose(changed, params, draws)
         token_ids = found.tolist() if isinstance(found, torch.Tensor) else [*found]
         self._last = [*token_ids]
-        prompts: dict[Sequence, list[int]] = {}  # samples fork after this
         for row, one in asked:
             if one.logprobs is None:
                 continue
             token = token_ids[row] = _told(token_ids[row], logits[row], one.logprobs)
-            sequence = one.sequence
-            if one.scores_prompt and sequence is not None:
-                ids = sequence.request.prompt_ids
-                if sequence.num_tokens == len(ids):
-                    if sequence not in prompts:
-                        prompts[sequence] = self._prompt(ids, one.logprobs)
-                    token.prompt = prompts[sequence]
+            if one.told and one.sequence is not None and one.sequence.num_output == 0:
+                token.prompt = one.told
         return token_ids
-
-    @torch.inference_mode()
-    def _prompt(self, ids: list[int], number: int) -> list[int]:
-        """The prompt's tokens, told. It is computed once more, apart from the engine, which keeps
-        no logits but the last: piece by piece, with a cache of its own."""
-        model, told = self._runner.transformer, ids[:1]
-        cache = PreallocatedCache(model.config, len(ids), model.dtype, model.device)
-        for start in range(0, len(ids) - 1, PIECE):
-            piece = ids[start : start + PIECE]
-            positions = torch.arange(start, start + len(piece), device=model.device)
-            tokens = torch.tensor(piece, device=model.device)
-            logits = model.logits(model.forward(tokens, positions, cache.attend))
-            rows = zip(ids[start + 1 : start + 1 + PIECE], logits, strict=False)
-            told += [_told(token_id, row, number) for token_id, row in rows]
-        return told
 
     def _penalise(self, logits: torch.Tensor, asked: Seq[tuple[int, Asked]]) -> None:
         """In place: logits (S, vocab_size)."""
@@ -191,6 +180,34 @@ class Scored:
         if sequence.device_row is not None:  # planned ahead: its newest token is still on its way
             drafts = [self._last[sequence.device_row], *drafts]
         return seen.with_drafts(drafts) if drafts else seen
+
+
+class Scoring:
+    """A prompt's tokens, told, as params for its request. It is computed once more, apart from the
+    engine, which keeps no logits but the last: piece by piece, with a cache of its own. Between
+    two pieces the engine may take a step, so nobody waits for a whole prompt."""
+
+    def __init__(self, runner: Runner, ids: list[int], params: Asked):
+        self._model, self._ids = runner.transformer, ids
+        self._cache: PreallocatedCache | None = None  # made when its turn has come
+        self._told, self._number = ids[:1], params.logprobs or 0
+        self.params = copy(params)
+        vars(self.params)["told"] = self._told
+
+    @torch.inference_mode()
+    def advance(self) -> bool:
+        """Compute one piece. Returns whether it was the last."""
+        model, ids, start = self._model, self._ids, len(self._told) - 1
+        if self._cache is None:
+            self._cache = PreallocatedCache(model.config, len(ids), model.dtype, model.device)
+        piece = ids[start : min(start + PIECE, len(ids) - 1)]
+        if piece:
+            positions = torch.arange(start, start + len(piece), device=model.device)
+            tokens = torch.tensor(piece, device=model.device)
+            logits = model.logits(model.forward(tokens, positions, self._cache.attend))
+            rows = zip(ids[start + 1 : start + 1 + PIECE], logits, strict=True)
+            self._told += [_told(token_id, row, self._number) for token_id, row in rows]
+        return len(self._told) == len(ids)
 
 
 def _told(token_id: int, logits: torch.Tensor, number: int) -> Token:

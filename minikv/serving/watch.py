@@ -60,8 +60,11 @@ class View:
     sees: whether the reader may read texts of a salt.
     """
 
-    def __init__(self, pace: float = 0.0, sees: Callable[[Hashable], bool] = lambda salt: True):
-        self.pace, self._sees = pace, sees
+    def __init__(
+        self, pace: float = 0.0, sees: Callable[[Hashable], bool] = lambda salt: True,
+        clock: Callable[[], float] = monotonic,
+    ):  # fmt: skip
+        self.pace, self._sees, self._clock = pace, sees, clock
         self._loop, self._woken = asyncio.get_running_loop(), asyncio.Event()
         self._lock = Lock()  # guards what follows
         self._picture: Picture | None = None
@@ -80,13 +83,13 @@ class View:
         if before is not None and stats.steps > before.steps:
             computed = stats.computed_tokens - before.computed_tokens
             steps.append((computed, stats.generated_tokens - before.generated_tokens))
-        is_time = not requests or self.pace > 0 or monotonic() - self._last >= INTERVAL
+        is_time = not requests or self.pace > 0 or self._clock() - self._last >= INTERVAL
         picture = picture_of(engine, stats, requests) if is_time else None
         with self._lock:
             self._steps = [*self._steps, *steps][-MOST_STEPS:]
             self._picture = picture or self._picture
         if picture is not None:
-            self._last = monotonic()
+            self._last = self._clock()
             self._wake()
 
     # ── The event loop ────────────────────────────────────────────────────────
@@ -115,6 +118,7 @@ class View:
         stats = picture.stats
         return {
             "blocks": stats.blocks_total, "block_size": engine.config.block_size,
+            "ids": engine.pool.num_blocks, "used": stats.blocks_used,
             "running": stats.running, "waiting": stats.waiting,
             "preemptions": stats.preemptions, "steps": steps, "hit_rate": stats.hit_rate,
             "requests": [

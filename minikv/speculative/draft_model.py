@@ -64,8 +64,8 @@ def _require_same_tokens(draft: LanguageModel, lm: LanguageModel) -> None:
     if draft.tokenizer is None or lm.tokenizer is None:
         return
     theirs, ours = (
-        {token_id: token for token, token_id in one.tokenizer.get_vocab().items()}
-        for one in (draft, lm)
+        {token_id: token for token, token_id in one.get_vocab().items()}
+        for one in (draft.tokenizer, lm.tokenizer)
     )
     differing = [one for one in theirs.keys() & ours.keys() if theirs[one] != ours[one]]
     if differing:

@@ -5,15 +5,17 @@ and blocks that are free or evictable. So they never delay a request, and never 
 Between two steps every table, counter and queue is as without speculation.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from minikv.blocks import blocks_for
 from minikv.engine import Engine, Loop
-from minikv.errors import OutOfBlocks
+from minikv.errors import OutOfBlocks, require_ids, require_int
 from minikv.events import Listener
 from minikv.scheduler import Plan
 from minikv.sequence import Sequence
@@ -21,6 +23,8 @@ from minikv.speculative.acceptance import keep_equal
 from minikv.speculative.decide import MOST, TOGETHER, Account, Chances, Costs, how_many
 from minikv.speculative.drafters import Drafter, Proposal
 from minikv.speculative.verify import run_with_drafts
+
+log = logging.getLogger("minikv")
 
 
 @dataclass
@@ -53,9 +57,14 @@ class SpeculativeLoop(Loop):
 
     ahead = MOST
 
-    def __init__(self, drafter: Drafter, on_one_thread: Callable = lambda ask: ask):
+    def __init__(
+        self, drafter: Drafter, on_one_thread: Callable = lambda ask: ask,
+        clock: Callable[[], float] = perf_counter,
+    ):  # fmt: skip
         """`on_one_thread` is that of the attention's backend, for what computes beside it."""
         self.drafter, self.ask = drafter, on_one_thread(drafter.propose_all)
+        self.name = f"drafter {type(drafter).__name__}"
+        self.clock = clock
         self.listeners = [drafter] if isinstance(drafter, Listener) else []
         self.counts = Speculation()
         self.chances, self.costs, self.account = Chances(), Costs(), Account()
@@ -69,11 +78,14 @@ class SpeculativeLoop(Loop):
     def start_over(self) -> None:
         self.known.clear()
         self.rows.clear()
-        self.drafter.start_over()
+        try:
+            self.drafter.start_over()
+        except Exception:  # its drafts may be wrong now, which costs no token
+            log.exception("%s cannot start over", self.name)
 
     def step(self, engine: Engine) -> bool:
         """A step: plain, or with the drafts that pay."""
-        started = perf_counter()
+        started = self.clock()
         plan = engine.scheduler.schedule()
         drafts: list[list[int]] = []
         written: list[list[int]] = []
@@ -84,7 +96,7 @@ class SpeculativeLoop(Loop):
             ready = engine.scheduler.commit(plan)
             engine.append(ready, token_ids)
             if 0 < plan.num_decodes == len(plan.sequences):
-                self.costs.note(plan.num_decodes, perf_counter() - started)
+                self.costs.note(plan.num_decodes, self.clock() - started)
                 self.account.note()
         if self.drafter.reads_hidden and self.account.is_open:
             self.remember(engine.runner.last_hidden, plan, ready, drafts, written)
@@ -96,12 +108,12 @@ class SpeculativeLoop(Loop):
         """Run a plan with the drafts that pay, perhaps none. Returns the sequences that got a
         token; for each decode its drafts and what was written, if there were drafts. What
         speculation does beside the step is timed apart from it, for the account."""
-        planned = perf_counter()
+        planned = self.clock()
         decodes = plan.sequences[: plan.num_decodes]
         lengths = [len(sequence.token_ids) for sequence in decodes]
         proposals = self.propose(engine, decodes)
         drafts, worth = self.choose(engine, plan, proposals) if any(proposals) else ([], 0.0)
-        drafted = perf_counter()
+        drafted = self.clock()
         if any(drafts):
             token_ids, after = run_with_drafts(engine.runner, plan, drafts)
             written = [
@@ -115,7 +127,7 @@ class SpeculativeLoop(Loop):
             self.append_rest(engine, decodes, written)
             for sequence, ids, length in zip(decodes, drafts, lengths, strict=True):
                 self.settle(sequence, len(ids), len(sequence.token_ids) - length - 1)
-        ended = perf_counter()
+        ended = self.clock()
         for sequence, proposal, length in zip(decodes, proposals, lengths, strict=True):
             if proposal is not None:
                 self.chances.compare(
@@ -125,7 +137,7 @@ class SpeculativeLoop(Loop):
             seconds = ended - drafted + planned - started
             self.costs.note(len(decodes) + sum(map(len, drafts)), seconds)
             plain, gained = self.costs.of(len(decodes)), 0.0
-            cost = perf_counter() - ended + drafted - planned
+            cost = self.clock() - ended + drafted - planned
             if written:
                 cost += seconds - plain
                 gained = worth * (sum(map(len, written)) - len(decodes))
@@ -173,9 +185,41 @@ class SpeculativeLoop(Loop):
             return [None] * len(decodes)
         if self.drafter.reads_hidden:
             hidden = hidden[[self.rows[sequence] for sequence in asked]]
-        found = dict(zip(asked, self.ask(asked, limits, hidden), strict=True))
+        before = [(len(one.token_ids), one.token_ids[-1]) for one in asked]
+        try:
+            given = self.ask(asked, limits, hidden)
+        except Exception as error:
+            error.add_note(f"in the {self.name}")
+            raise
+        if before != [(len(one.token_ids), one.token_ids[-1]) for one in asked]:
+            raise ValueError(f"{self.name}: has changed the token_ids of a sequence")
+        found = dict(zip(asked, self.checked(given, limits, engine), strict=True))
         answers = [found.get(sequence) for sequence in decodes]
         return [one if one is not None and one.token_ids else None for one in answers]
+
+    def checked(self, given: Any, limits: list[int], engine: Engine) -> list[Proposal | None]:
+        """What a drafter has given, if it can be verified: an unknown token would be read from
+        memory that is no embedding's. Raises ValueError, naming the drafter."""
+        if not isinstance(given, list | tuple) or len(given) != len(limits):
+            raise ValueError(f"{self.name}: was asked for {len(limits)} proposals, gave {given!r}")
+        found: list[Proposal | None] = []
+        for one, most in zip(given, limits, strict=True):
+            if one is None:
+                found.append(None)
+                continue
+            if not isinstance(one, Proposal):
+                raise ValueError(f"{self.name}: must give a Proposal or None, gave {one!r}")
+            name = f"{self.name}: token_ids"
+            ids = require_ids(name, one.token_ids, engine.lm.config.vocab_size)
+            if len(ids) > most:
+                raise ValueError(f"{name}: at most {most} were asked for, gave {len(ids)}")
+            levels = one.levels
+            if not isinstance(levels, range) and set(map(type, levels)) != {int}:
+                levels = [require_int(f"{self.name}: a level", level) for level in levels]
+            if ids and min(levels, default=0) < 0:
+                raise ValueError(f"{self.name}: levels must be at least 0, gave {levels!r}")
+            found.append(Proposal(ids, levels))
+        return found
 
     def choose(
         self, engine: Engine, plan: Plan, proposals: list[Proposal | None]

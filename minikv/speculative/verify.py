@@ -37,7 +37,7 @@ def run_with_drafts(
         for ahead in range(len(ids) + 1):
             params.append(sequence.request.params.after(sequence, ids[:ahead]))
             draws.append(sequence.draw(ahead=ahead))
-    rows = as_list(runner.sampler(logits[: len(draws)], params, draws))
+    rows = runner.as_ids(runner.sampler(logits[: len(draws)], params, draws))
     token_ids, after, row = [], [], 0
     for ids in drafts:
         token_ids.append(rows[row])
@@ -51,7 +51,7 @@ def run_with_drafts(
             sequences=plan.sequences[first:],
             num_tokens=plan.num_tokens[first:],
         )
-        token_ids += as_list(runner.sample(logits[row:], chunks))
+        token_ids += runner.as_ids(runner.sample(logits[row:], chunks))
     runner.seconds += perf_counter() - started
     runner.num_tokens += sum(plan.num_tokens) + row - len(drafts)
     return token_ids, after
@@ -90,7 +90,3 @@ def build(builder: BatchBuilder, plan: Plan, drafts: Seq[Seq[int]]) -> Batch:
         query_start=torch.from_numpy(query_start), query_start_host=query_start,
         num_decodes=next((row for row, count in enumerate(counts) if count > 1), len(counts)),
     )  # fmt: skip
-
-
-def as_list(token_ids: torch.Tensor | list[int]) -> list[int]:
-    return token_ids.tolist() if isinstance(token_ids, torch.Tensor) else token_ids

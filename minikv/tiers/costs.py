@@ -7,7 +7,7 @@ The start is paid either way, because at least one token is computed: without it
 logits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from math import inf
 from time import perf_counter
@@ -87,25 +87,25 @@ class Line:
     After `lasts` seconds without a new measurement all are forgotten. A disk that was slow by
     chance is not used, so it is not measured: without this it would never be tried again.
 
-    The clock may stand still or go backwards: a time that is not above 0 is ignored.
+    The `clock` may stand still or go backwards: a time that is not above 0 is ignored.
     """
 
     FORGET = 0.9  # the weight of earlier measurements, at each new one
 
-    def __init__(self, lasts: float = inf):
-        self.lasts = lasts
+    def __init__(self, lasts: float = inf, clock: Callable[[], float] = perf_counter):
+        self.lasts, self.clock = lasts, clock
         self._start_anew()
 
     def _start_anew(self) -> None:
         self.count = self.x = self.y = self.xx = self.xy = 0.0
-        self.at = perf_counter()  # of the last measurement
+        self.at = self.clock()  # of the last measurement
 
     def add(self, size: float, seconds: float) -> None:
         if size <= 0 or seconds <= 0:
             return
-        if perf_counter() - self.at > self.lasts:
+        if self.clock() - self.at > self.lasts:
             self._start_anew()
-        self.at = perf_counter()
+        self.at = self.clock()
         for name, value in (
             ("count", 1), ("x", size), ("y", seconds), ("xx", size * size), ("xy", size * seconds)
         ):  # fmt: skip
@@ -118,7 +118,7 @@ class Line:
         If larger sizes did not take longer, or there was one size only, nothing tells the start
         from the rate: then all of the time is the rate's or, if `flat`, the start's.
         """
-        if self.count == 0 or perf_counter() - self.at > self.lasts:
+        if self.count == 0 or self.clock() - self.at > self.lasts:
             return None
         spread = self.count * self.xx - self.x * self.x
         slope = 0.0

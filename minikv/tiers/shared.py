@@ -15,8 +15,8 @@ PATIENCE = 2.0  # seconds that an engine which ends waits for what is being writ
 class Shared:
     """One thread asks and reads, another writes: no question waits until blocks are written."""
 
-    def __init__(self, tier: SharedTier):
-        self.tier = tier
+    def __init__(self, tier: SharedTier, patience: float = PATIENCE):
+        self.tier, self.patience = tier, patience
         self.writer, self.reader = Background(tier), Background(tier)
         self.known = self.reader.known = self.writer.known
 
@@ -45,6 +45,6 @@ class Shared:
         self.writer.wait()
 
     def close(self) -> None:
-        """Write what waits, for `PATIENCE` seconds at most, and end."""
-        self.writer.close(PATIENCE)
-        self.reader.close(PATIENCE / 4)
+        """Write what waits, for `patience` seconds at most, and end."""
+        self.writer.close(self.patience)
+        self.reader.close(self.patience / 4)

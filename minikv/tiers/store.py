@@ -122,10 +122,13 @@ class Background:
 
     BATCH = 16 << 20  # bytes written together
 
-    def __init__(self, tier: LowerTier, most_waiting: int = 256 << 20):
-        self.tier, self.most_waiting = tier, most_waiting
+    def __init__(
+        self, tier: LowerTier, most_waiting: int = 256 << 20, stuck: float = STUCK,
+        clock: Callable[[], float] = perf_counter,
+    ):  # fmt: skip
+        self.tier, self.most_waiting, self.stuck, self.clock = tier, most_waiting, stuck, clock
         self.known = set(tier.names())
-        self.reading = Line(FORGET_AFTER)  # seconds of a read by its bytes
+        self.reading = Line(FORGET_AFTER, clock)  # seconds of a read by its bytes
         self.num_bytes_in = self.num_bytes_out = self.num_bad = self.num_failed = 0
         self.seconds_in = self.seconds_out = 0.0
         self._num_refused = self._num_lost = 0  # by the engine's thread, and by this one
@@ -180,14 +183,14 @@ class Background:
 
     def wait(self, patience: float | None = None) -> bool:
         """Return True when everything is read and written. Returns False if a write fails, or after
-        `patience` seconds; without patience, when there is no progress for `STUCK` seconds."""
+        `patience` seconds; without patience, when there is no progress for `stuck` seconds."""
         failed, end = self.num_failed, Wait()
         self._waits.append(end)
         self._wake.put(None)
         if self.num_failed > failed or self._ended.is_set():  # it may not be noticed any more
             return False
         done = -1
-        while not end.wait(STUCK if patience is None else patience):
+        while not end.wait(self.stuck if patience is None else patience):
             if patience is not None or done == (done := self._progress()):
                 return False
         return not end.has_failed
@@ -204,7 +207,7 @@ class Background:
         self._closed = True
         self._wake.put(None)
         if not is_inside:
-            self._ended.wait(STUCK if patience is None else patience)
+            self._ended.wait(self.stuck if patience is None else patience)
 
     def _work(self) -> None:
         while not self._closed:
@@ -254,7 +257,7 @@ class Background:
         question.done.set()
 
     def _read(self, fetch: Fetch) -> None:
-        started = perf_counter()
+        started = self.clock()
         # Only this thread takes away from what waits.
         waiting = [name for name in fetch.names if name in self._waiting]
         fetch.found |= {name: memoryview(self._waiting[name][1]) for name in waiting}
@@ -273,7 +276,7 @@ class Background:
                 self.known.discard(name)
                 self._say(f"an entry is refused and removed: {error}")
                 self._try("changed", lambda name=name: self.tier.remove(name))
-        seconds = perf_counter() - started
+        seconds = self.clock() - started
         self.reading.add(size, seconds)
         self.num_bytes_in += size
         self.seconds_in += max(0.0, seconds)
@@ -281,7 +284,7 @@ class Background:
 
     def _write(self, batch: dict[Name, tuple[bytes, bytes]]) -> bool:
         """Returns False if the tier failed."""
-        started = perf_counter()
+        started = self.clock()
         packed = {name: entries.pack(of, name, data) for name, (of, data) in batch.items()}
         gone = self._try("written", lambda: self.tier.put_many(packed))
         lost = packed.keys() & (packed if gone is None else gone)
@@ -290,7 +293,7 @@ class Background:
             del self._waiting[name]
         self._num_lost += len(lost)
         self.num_bytes_out += sum(len(one) for name, one in packed.items() if name not in lost)
-        self.seconds_out += max(0.0, perf_counter() - started)
+        self.seconds_out += max(0.0, self.clock() - started)
         self.num_failed += gone is None
         return gone is not None
 

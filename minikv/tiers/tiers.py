@@ -108,13 +108,16 @@ class Tiers(LowerTiers):
     pool: BlockPool  # the engine's, and its prefix cache
     cache: RadixCache
 
-    def __init__(self, runner: Runner, config: EngineConfig, shared: SharedTier | None = None):
+    def __init__(
+        self, runner: Runner, config: EngineConfig, shared: SharedTier | None = None,
+        clock: Callable[[], float] = perf_counter,
+    ):  # fmt: skip
         """`shared`: the store that `config.store` names."""
-        self.runner, self.config = runner, config
+        self.runner, self.config, self.clock = runner, config, clock
         self.store, self.host_store = runner.store, runner.host_store
         self.host_moves = TierStats()
         self.fetched_hits = {"disk": 0, "store": 0}
-        self.copying = Line(FORGET_AFTER)  # seconds of a copy from the host by its bytes
+        self.copying = Line(FORGET_AFTER, clock)  # seconds of a copy from the host by its bytes
         self.prefilling = Line()  # seconds of a step by its tokens
         self.block_shapes = {
             name: (part.shape[0], *part.shape[2:]) for name, part in parts_of(self.store).items()
@@ -251,9 +254,9 @@ class Tiers(LowerTiers):
         if self.going_down:
             pairs = [(device, host) for host, device in self.going_down.items()]
             self.going_down = {}
-            started = perf_counter()
+            started = self.clock()
             self.store.copy_to(self.host_store, pairs)
-            self.host_moves.seconds_in += max(0.0, perf_counter() - started)
+            self.host_moves.seconds_in += max(0.0, self.clock() - started)
             self.host_moves.bytes_in += len(pairs) * self.block_bytes
 
     def _plan_copy(self, device: int, host: int) -> None:
@@ -386,7 +389,7 @@ class Tiers(LowerTiers):
             start = first + on_host
             end = start + min(count - on_host, most, max(1, budget))
             self._fetch(state, start, tiers[on_host:][: end - start])
-            state.until = perf_counter() + self.rates()[1].seconds((end - start) * size)
+            state.until = self.clock() + self.rates()[1].seconds((end - start) * size)
             return copied, needed, True
         return copied, needed, False
 
@@ -410,7 +413,7 @@ class Tiers(LowerTiers):
             question = self.shared.ask(names)
             state.coming.append(question)
             computing = self.rates()[1].seconds(len(names) * self.config.block_size)
-            state.until = perf_counter() + min(ANSWER_SOON, computing)
+            state.until = self.clock() + min(ANSWER_SOON, computing)
             question.done.wait(min(AT_ONCE, computing))
 
     def _tiers_from(self, state: Returning, first: int) -> list[str]:
@@ -452,9 +455,9 @@ class Tiers(LowerTiers):
                     keep=True,
                 )
                 new.append(pairs[-1][1])
-            started = perf_counter()
+            started = self.clock()
             self.host_store.copy_to(self.store, pairs)
-            seconds = perf_counter() - started
+            seconds = self.clock() - started
         finally:
             cache.unlock(match.node)
             for block_id in reversed(sources):  # the first one is the most recently used
@@ -481,7 +484,7 @@ class Tiers(LowerTiers):
     def _has_arrived(self, state: Returning) -> bool:
         """Whether everything has come, or has taken too long; then it may still come for others.
         What has come goes to the host."""
-        is_late = perf_counter() >= state.until
+        is_late = self.clock() >= state.until
         if not (is_late or all(one.done.is_set() for one in state.coming)):
             return False
         for one in reversed(state.coming):
@@ -538,7 +541,7 @@ class Tiers(LowerTiers):
             state = self.returning[sequence]
             for one in state.coming:
                 if not one.done.is_set():
-                    one.done.wait(min(0.05, max(1e-4, state.until - perf_counter())))
+                    one.done.wait(min(0.05, max(1e-4, state.until - self.clock())))
                     return
 
     def _unpacker(self) -> Unpack:

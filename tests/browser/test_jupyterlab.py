@@ -13,10 +13,9 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +23,7 @@ from urllib.request import urlopen
 
 import pytest
 from thorough import thorough_after
+from waiting import PATIENCE, until
 
 from minikv.course.exercises.manifest import chapter_of
 
@@ -41,6 +41,8 @@ PLAYERS = {
     "12": "the tiers",
 }
 WAIT = 30_000  # ms for one click, one picture
+BEGIN = 300_000  # ms until the page of a notebook is there
+POLLING = 100  # ms: playwright's own way asks for a picture of the page each time
 RUN = 300_000  # ms for some cells of the notebook, on a slow machine that does other things too
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -207,9 +209,6 @@ def course(tmp_path_factory):
 def address(course, tmp_path_factory):
     """A server of its own: its settings are JupyterLab's own, whatever its user's are."""
     home = tmp_path_factory.mktemp("jupyter")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     token = secrets.token_hex(16)
     own = {
         name: str(home / name)
@@ -222,7 +221,7 @@ def address(course, tmp_path_factory):
     server = subprocess.Popen(
         [
             sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
-            "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0",
+            "--ip=127.0.0.1",  # at the first free port from 8888 on
             f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={course}",
             "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None",
             # Should pytest itself be killed, it does not stay for ever.
@@ -232,12 +231,17 @@ def address(course, tmp_path_factory):
         env=os.environ | own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        here = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 90
-        while not _answers(f"{here}/api?token={token}"):
+
+        def where():
+            """Where it answers, from the file that it writes when it begins."""
             assert server.poll() is None, "JupyterLab ended by itself"
-            assert time.monotonic() < deadline, "JupyterLab does not answer"
-            time.sleep(0.2)
+            with suppress(OSError, ValueError):
+                [told] = home.glob("jpserver-*.json")
+                here = f"http://127.0.0.1:{json.loads(told.read_text())['port']}"
+                with urlopen(f"{here}/api?token={token}", timeout=PATIENCE):
+                    return here
+
+        here = until(where, 3 * PATIENCE)
         yield f"{here}/lab/workspaces/{{}}/tree/notebooks/{{}}?token={token}"
     finally:
         server.terminate()  # and it ends its kernels
@@ -245,14 +249,6 @@ def address(course, tmp_path_factory):
             server.wait(20)
         except subprocess.TimeoutExpired:
             server.kill()
-
-
-def _answers(url):
-    try:
-        with urlopen(url, timeout=5):
-            return True
-    except OSError:
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -278,9 +274,9 @@ def page(browser, address, screenshots):
     cells, _ = opened()
     shown = ("ladder(here=", f'check("{CHAPTER.exercises[0].id}")', last(cells))
     try:
-        page.goto(address.format(CHAPTER.name, notebook), timeout=3 * WAIT)
-        page.locator(".jp-Notebook").wait_for(timeout=3 * WAIT)
-        page.wait_for_function(IDLE, timeout=3 * WAIT)
+        page.goto(address.format(CHAPTER.name, notebook), timeout=BEGIN)
+        page.locator(".jp-Notebook").wait_for(timeout=BEGIN)
+        page.wait_for_function(IDLE, timeout=BEGIN, polling=POLLING)
         run(page, sorted({i for words in shown for i in needed(cells, place(cells, words))}))
     except Exception:
         page.screenshot(path=screenshots / "not_run.png")
@@ -297,8 +293,9 @@ def run(page, indices):
         return
     page.evaluate(SELECT, indices)
     page.evaluate("() => void jupyterapp.commands.execute('notebook:run-cell')")
-    assert page.wait_for_function(DONE, arg=indices, timeout=RUN).json_value() == "all have run"
-    page.wait_for_function(IDLE, timeout=RUN)
+    done = page.wait_for_function(DONE, arg=indices, timeout=RUN, polling=POLLING)
+    assert done.json_value() == "all have run"
+    page.wait_for_function(IDLE, timeout=RUN, polling=POLLING)
 
 
 @pytest.fixture(scope="module")
@@ -340,7 +337,7 @@ def check_cell(page):
     return cell_in_view(page, place(opened()[0], f'check("{CHAPTER.exercises[0].id}")'))
 
 
-@pytest.mark.parametrize("number", PLAYERS)
+@pytest.mark.parametrize("number", thorough_after(1, PLAYERS))
 @pytest.mark.parametrize("theme", thorough_after(1, ["Light", "Dark"]))
 def test_every_player_moves_its_picture(page, screenshots, theme, number):
     in_theme(page, theme)

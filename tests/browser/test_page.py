@@ -100,6 +100,7 @@ def test_an_answer_streams_in_with_its_times(tinypy, open_page):
             )
 
 
+@pytest.mark.thorough
 def test_two_tabs_that_share_a_prompt_show_blocks_being_shared(tinypy, open_page):
     with server(tinypy.lm, keys=()) as at:
         tabs = [open_page(at.url), open_page(at.url)]
@@ -140,7 +141,7 @@ def test_evicted_blocks_are_marked_for_a_while(tinypy, open_page):
 
 @pytest.mark.parametrize(
     ("scheme", "width"),
-    thorough_after(2, [("light", 390), ("dark", 1280), ("light", 1280), ("dark", 390)]),
+    thorough_after(1, [("light", 390), ("dark", 1280), ("light", 1280), ("dark", 390)]),
 )
 def test_it_fits_and_can_be_read(tinypy, open_page, scheme, width):
     with server(tinypy.lm, keys=()) as at:

@@ -21,15 +21,14 @@ from cluster_case import (
     params_of,
     prompts_of,
     tokens,
-    until,
 )
 from serving_case import Cluster, server
 from store_case import needs_a_store
 from thorough import thorough_after
 from tiers_case import fetch_everything
+from waiting import PATIENCE, until
 
 from minikv import Engine, EngineConfig, SamplingParams
-from minikv.cluster import front as front_module
 from minikv.cluster.front import ATTEMPTS, CROWD, Busy, Front, RequestFailed
 from minikv.cluster.local_server import local_server
 from minikv.cluster.routing import EVERY_POLICY, ByPrefix, LeastLoaded, RoundRobin
@@ -46,7 +45,7 @@ from minikv.serving.server import served
 from minikv.tiers.names import block_names, root_name
 
 
-@pytest.mark.parametrize("policy", EVERY_POLICY.values(), ids=EVERY_POLICY)
+@pytest.mark.parametrize("policy", thorough_after(2, EVERY_POLICY.values()), ids=EVERY_POLICY)
 def test_tokens_are_those_of_one_engine(tinypy, policy):
     prompts, params = prompts_of(tinypy.lm, 30), params_of(30)
     expected = one_engine(tinypy.lm, prompts, params)
@@ -156,7 +155,8 @@ def test_workers_are_started_when_requests_pile_up(tinypy):
     expected = one_engine(tinypy.lm, prompts, params)
     workers = [Fragile(tinypy.lm) for _ in range(4)]
     with Front(workers, LeastLoaded, at_first=1) as front:
-        workers[0].paused.clear()
+        for one in workers:
+            one.paused.clear()
         pairs = list(zip(prompts, params, strict=True))
         streams = [front.submit(*pair) for pair in pairs[:CROWD]]
         assert front.num_started == 1 and front.router.up == [True, False, False, False]
@@ -165,6 +165,8 @@ def test_workers_are_started_when_requests_pile_up(tinypy):
         streams.append(front.submit(*pairs[-1]))
         assert front.num_started == 3
         until(lambda: front.router.up == [True, True, True, False])
+        for one in workers[1:]:
+            one.paused.set()
         late = front.submit([5], SamplingParams(2, ignore_eos=True))
         assert late.worker in (1, 2) and len(tokens(late)) == 2
         workers[0].paused.set()
@@ -172,23 +174,30 @@ def test_workers_are_started_when_requests_pile_up(tinypy):
         assert front.lanes[3].pid is None and front.num_lost == 0
 
 
-def test_workers_that_were_added_are_ended_when_idle_and_started_again(tinypy, monkeypatch):
-    monkeypatch.setattr(front_module, "IDLE", 0.2)
+def test_workers_that_were_added_are_ended_when_idle_and_started_again(tinypy):
     prompts, params = prompts_of(tinypy.lm, 2 * CROWD + 1), params_of(2 * CROWD + 1)
     expected = one_engine(tinypy.lm, prompts, params)
     workers = [Fragile(tinypy.lm) for _ in range(4)]
     with Front(workers, LeastLoaded, at_first=1) as front:
         for ends in ([0, 1, 1, 0], [0, 2, 2, 0]):
-            workers[0].paused.clear()
+            front.idle = PATIENCE
+            for one in workers:
+                one.paused.clear()
             streams = [front.submit(*pair) for pair in zip(prompts, params, strict=True)]
             assert front.num_started == 3
-            workers[0].paused.set()
+            until(lambda: front.router.up == [True, True, True, False])
+            late = [front.submit([5], SamplingParams(2, ignore_eos=True)) for _ in range(2)]
+            assert all(front.lanes[index].requests for index in (1, 2))
+            front.idle = 0.01  # from their next turn on
+            for one in workers:
+                one.paused.set()
             assert [tokens(one) for one in streams] == expected
+            assert [len(tokens(one)) for one in late] == [2, 2]
             until(lambda ends=ends: [one.num_ends for one in workers] == ends)
             assert front.num_started == 1 and front.router.up == [True, False, False, False]
             assert [lane.pid is None for lane in front.lanes] == [False, True, True, True]
-        late = front.submit([5], SamplingParams(2, ignore_eos=True))
-        assert late.worker == 0 and len(tokens(late)) == 2
+        last = front.submit([5], SamplingParams(2, ignore_eos=True))
+        assert last.worker == 0 and len(tokens(last)) == 2
         assert front.num_lost == 0
 
 
@@ -286,6 +295,7 @@ class Faulty(Fragile):
         return super().start()
 
     def turn(self, jobs, cancelled):
+        self.paused.wait(PATIENCE)
         fault = self.faults.pop(0) if self.faults and jobs else None
         if isinstance(fault, BaseException):
             raise fault
@@ -325,7 +335,9 @@ def test_a_turn_that_fails_ends_its_requests_and_no_others(tinypy, caplog, fault
 def test_a_worker_that_cannot_be_started_again_is_gone(tinypy, caplog):
     workers = [Faulty(tinypy.lm, [RuntimeError("x")], later=OSError("no model"))]
     with Front(workers, ByPrefix) as front:
+        workers[0].paused.clear()
         streams = [front.submit([i]) for i in range(3)]
+        workers[0].paused.set()
         for stream in streams:
             with pytest.raises(RequestFailed):
                 tokens(stream)
@@ -507,18 +519,19 @@ def test_cached_tokens_are_those_of_the_worker_that_computed_the_prompt(tinypy):
     assert found == [{"cached_tokens": 0}, {"cached_tokens": 96}]
 
 
-def test_health_says_whether_a_worker_can_answer(tinypy, monkeypatch):
-    monkeypatch.setattr(app, "HANGS", 0.2)
+def test_health_says_whether_a_worker_can_answer(tinypy):
+    """The clock goes on by the time of a hung turn whenever it is read."""
     workers = [Fragile(tinypy.lm) for _ in range(3)]
     with (
         server(tinypy.lm, served_by=Cluster(tinypy.lm, workers, num_prefill=1)) as at,
         ThreadPoolExecutor() as threads,
     ):
-        front = at.by.target
+        front, later = at.by.target, itertools.count(step=app.HANGS)
+        front.clock = lambda: next(later)
 
         def state():
             found = at.ask("/health")
-            hangs = [one["seconds_in_step"] > 0.2 for one in found.json()["workers"]]
+            hangs = [one["seconds_in_step"] > 0 for one in found.json()["workers"]]
             return found.status_code, hangs
 
         assert state() == (200, [False] * 3)
@@ -526,7 +539,7 @@ def test_health_says_whether_a_worker_can_answer(tinypy, monkeypatch):
             one.paused.clear()
         body = {"prompt": "x", "max_tokens": 2, "ignore_eos": True}
         waiting = [threads.submit(at.ask, body=body)]
-        until(lambda: sum(state()[1]) == 1)
+        until(lambda: state()[1] in ([False, True, False], [False, False, True]))
         assert state()[0] == 200, "one of two hangs"
         waiting.append(threads.submit(at.ask, body=body))
         until(lambda: state() == (503, [False, True, True]))

@@ -14,8 +14,9 @@ from types import SimpleNamespace
 import httpx
 import psutil
 import pytest
-from cluster_case import tokens, until
+from cluster_case import tokens
 from serving_case import Cluster, server
+from waiting import until
 
 from minikv import Engine, EngineConfig, SamplingParams
 from minikv.cluster import actors
@@ -110,6 +111,7 @@ def test_an_answer_over_http_survives_the_death_of_its_worker(workers, tinypy):
         assert by.target.num_lost == 2 and at.ask("/health").status_code == 200
 
 
+@pytest.mark.thorough
 def test_tokens_are_those_of_one_engine_before_and_after_a_kill(front, tinypy):
     prompts = [f"def function_{i}(n):\n    return n" for i in range(16)]
     params = [
@@ -184,6 +186,7 @@ def test_an_object_whose_worker_has_died_is_a_miss(workers):
     assert workers[0].start().pid != pid
 
 
+@pytest.mark.thorough
 def test_a_cancelled_request_is_dropped_by_its_worker(front):
     stream = front.submit([5, 6, 7], SamplingParams(900, ignore_eos=True))
     next(iter(stream))
@@ -230,6 +233,7 @@ def test_a_worker_that_hangs_is_started_again(workers):
     assert worker.turn([], []).progress == []
 
 
+@pytest.mark.thorough
 def test_an_ended_worker_leaves_no_process_and_can_be_started_again(workers):
     before = workers[1].start().pid
     workers[1].end()

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import threading
-import time
+from contextlib import ExitStack
 
 import pytest
 from helpers import (
@@ -20,17 +20,26 @@ from helpers import (
     step,
 )
 from store_case import line_to, needs_a_store
-from tiers_case import PROMPT, TINY, SlowTier, damaged, documents_of, fill, params, prompts_of
+from tiers_case import (
+    PROMPT,
+    TINY,
+    SlowTier,
+    damaged,
+    documents_of,
+    ends,
+    fill,
+    params,
+    prompts_of,
+)
+from waiting import PATIENCE, until
 
 from minikv import Engine, EngineConfig
 from minikv.cluster.breaker import Breaker
 from minikv.cluster.local_server import local_server
-from minikv.tiers import shared, tiers
 from minikv.tiers.costs import Link, Prefill
 from minikv.tiers.shared import Shared
 
 pytestmark = needs_a_store
-LONG = 10.0  # seconds: a busy machine is no failure of the store
 FAST, SLOW = Link(0, 1e9), Link(0, 1.0)
 
 
@@ -52,10 +61,9 @@ def server(one_server):
 
 
 @pytest.fixture
-def engine_of(engine_of, monkeypatch):
+def engine_of(engine_of):
     """Make engines, `engine_of(store=url)`, for which computing is slow: so what the store has is
-    always fetched, and its answer waited for."""
-    monkeypatch.setattr(tiers, "ANSWER_SOON", 5.0)
+    always fetched, and its answer waited for: the clock stands still."""
 
     def make(lm=None, **config) -> Engine:
         if "store" in config:
@@ -63,8 +71,9 @@ def engine_of(engine_of, monkeypatch):
         engine = engine_of(lm, **config)
         if engine.tiers is not None:
             set_rates(engine, FAST)
+            engine.tiers.clock = lambda: 0.0
             if engine.tiers.shared is not None:
-                engine.tiers.shared.tier.timeout = LONG
+                engine.tiers.shared.tier.timeout = PATIENCE
         return engine
 
     return make
@@ -238,7 +247,8 @@ class SlowStore(SlowTier):
         self.tell.set()
 
     def contains(self, names):
-        assert self.tell.wait(20)
+        self.awaited.add(self.tell)
+        assert self.tell.wait(PATIENCE)
         return [name in self.entries for name in names]
 
 
@@ -283,21 +293,17 @@ def test_a_sequence_whose_seat_is_taken_keeps_what_came(engine_of, server):
     assert store_of(engine).bytes_out < 9 * (engine.tiers.block_bytes + 200), "fetched once"
 
 
-def test_an_answer_that_is_late_is_not_waited_for(engine_of, server, monkeypatch):
+@pytest.mark.parametrize("late", ["tell", "go"])
+def test_an_answer_that_is_late_is_not_waited_for(engine_of, server, late):
+    """Nor are the entries: the clock goes on as soon as they are asked for."""
     tier = SlowStore()
     first, engine = written(over(engine_of, server, tier)), over(engine_of, server, tier)
-    tier.tell.clear()
-    monkeypatch.setattr(tiers, "ANSWER_SOON", 0.05)
+    event = getattr(tier, late)
+    event.clear()
+    engine.tiers.clock = lambda: 3600.0 * (event in tier.awaited)
     assert generate(engine, [PROMPT], params())[0].token_ids == first.token_ids
-    assert store_of(engine).hits == 0
-    tier.tell.set()
-    tier.go.clear()
-    engine.cache.clear()
-    monkeypatch.setattr(tiers, "ANSWER_SOON", 5.0)
-    set_rates(engine, FAST, rate=1000.0)  # 32 ms for all of it
-    assert generate(engine, [PROMPT], params())[0].token_ids == first.token_ids
-    assert store_of(engine).hits == 0
-    tier.go.set()
+    assert store_of(engine).hits == 0 and event in tier.awaited
+    event.set()
 
 
 def test_a_request_that_is_aborted_leaves_its_question_behind(engine_of, server):
@@ -334,9 +340,11 @@ def test_down_from_the_start_to_the_end(engine_of, caplog):
         pass
     engine = engine_of(**TINY, host_blocks=8, store=gone.url)
     expected = serve([engine_of(num_blocks=400)])
-    started = time.perf_counter()
+    store, calls = engine.tiers.shared.tier, []
+    connection, store.breaker = store._own_connection, Breaker(clock=lambda: 0.0)
+    store._own_connection = lambda: calls.append(1) or connection()
     assert serve([engine]) == expected
-    assert time.perf_counter() - started < 20
+    assert 1 <= len(calls) <= 2, "two threads may have begun before the first call failed"
     engine.tiers.flush()
     assert [r.message.split(":")[0] for r in caplog.records] == ["the store at 127.0.0.1"]
     assert gone.url not in caplog.text and store_of(engine).blocks == 0
@@ -345,8 +353,9 @@ def test_down_from_the_start_to_the_end(engine_of, caplog):
 
 def test_killed_while_running_and_back_again_empty(engine_of, caplog):
     expected = serve([engine_of(num_blocks=400)], 9)
-    with local_server(password="secret-1") as server:
-        engines = [engine_of(**TINY, host_blocks=8, store=server.url) for _ in range(2)]
+    with local_server(password="secret-1") as server, ExitStack() as stack:
+        line = stack.enter_context(line_to(server))
+        engines = [engine_of(**TINY, host_blocks=8, store=line.url(server)) for _ in range(2)]
         assert serve(engines, 9, between=lambda: [e.tiers.flush() for e in engines]) == expected
         hits = [store_of(engine).hits for engine in engines]
         assert sum(hits) > 0
@@ -356,19 +365,21 @@ def test_killed_while_running_and_back_again_empty(engine_of, caplog):
         os.kill(server.pid, signal.SIGKILL)
         drain(one)
         assert serve(engines, 9) == expected
-    with local_server(port=server.port, password="secret-1"):
+        kept = stack.pop_all()
+    with local_server(password="secret-1") as server, kept:
+        line.target = server.port
         for engine in engines:
             always_try(engine)
-            engine.cache.clear()
-        for _ in range(20):  # a connection may fail once more before it is made anew
-            written(one)
-            generate(two, [PROMPT], params())
-            if store_of(two).hits > hits[1]:
-                break
+
+        def is_found():
+            """A connection may fail once more before it is made anew."""
             one.cache.clear()
             two.cache.clear()
-            time.sleep(0.2)
-        assert store_of(two).hits > hits[1], "what is computed anew is written anew"
+            written(one)
+            generate(two, [PROMPT], params())
+            return store_of(two).hits > hits[1]
+
+        until(is_found)  # what is computed anew is written anew
         assert serve(engines, 9) == expected
     assert "secret" not in caplog.text
 
@@ -474,6 +485,7 @@ def test_a_configuration_does_not_show_its_password():
 
 def test_an_engine_that_ends_writes_what_waits(llama, server):
     engine = Engine(llama.lm, small(attention="torch", host_blocks=4, store=server.url))
+    engine.tiers.shared.patience = PATIENCE
     generate(engine, [PROMPT], params(1))
     threads = [engine.tiers.shared.writer._thread, engine.tiers.shared.reader._thread]
     del engine
@@ -481,17 +493,15 @@ def test_an_engine_that_ends_writes_what_waits(llama, server):
     assert not any(thread.is_alive() for thread in threads) and server.client.dbsize() == 8
 
 
-def test_an_engine_ends_soon_with_a_store_that_hangs(llama, server, monkeypatch):
-    monkeypatch.setattr(shared, "PATIENCE", 0.2)
+def test_an_engine_ends_soon_with_a_store_that_hangs(llama, server):
     with line_to(server) as line:
         line.fault = "deaf"
         engine = Engine(llama.lm, small(attention="torch", host_blocks=4, store=line.url(server)))
         generate(engine, [PROMPT], params(1))
-        threads = [engine.tiers.shared.writer._thread, engine.tiers.shared.reader._thread]
-        started = time.perf_counter()
-        del engine
-        gc.collect()
-        assert time.perf_counter() - started < 5
+        shared = engine.tiers.shared
+        shared.patience, shared.writer.stuck, shared.reader.stuck = 0.2, 3600.0, 3600.0
+        threads = [shared.writer._thread, shared.reader._thread]
+        del engine, shared
+        ends(gc.collect)
         for thread in threads:
-            thread.join(10)
-            assert not thread.is_alive()
+            ends(thread.join)

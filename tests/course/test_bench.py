@@ -70,7 +70,7 @@ def small(monkeypatch):
     monkeypatch.setattr(tiers, "_step_times", some_step_times)
 
 
-@pytest.mark.parametrize("name", thorough_after(6, sorted(BENCHMARKS, key=is_long)))
+@pytest.mark.parametrize("name", thorough_after(3, sorted(BENCHMARKS, key=is_long)))
 def test_prints_a_table_and_writes_json(name, small, tmp_path, capsys):
     file = tmp_path / "figures.json"
     command = ["bench", name, "--repeats", "2", "--json", str(file), *SMALL[name].split()]
@@ -161,6 +161,7 @@ def test_repeats_are_at_least_one(repeats, capsys):
     assert repeats in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_an_unknown_model_is_named(capsys):
     assert main(["bench", "decode", "--models", "no-such-model"]) == 2
     assert "no-such-model" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
+from helpers import meets
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex, to_rgb
@@ -128,6 +129,10 @@ def test_copy_on_write():
     assert not any(step.warnings for step in history.steps)
 
 
+MET = Counter()
+
+
+@meets(MET, {"shared": 8, "copied": 3})
 @given(
     block_size=st.integers(1, 16),
     moves=st.lists(st.tuples(st.sampled_from("gfwr"), st.integers(0, 3)), max_size=25),
@@ -144,13 +149,14 @@ def test_what_is_said_is_what_is_there(block_size, moves):
             elif move == "f" and len(tables) < 4:
                 tables[style.letter(len(tables))] = table.fork()
             elif move == "w" and table.num_tokens:
-                table.writable_slot(table.num_tokens - 1)
+                MET["copied"] += table.writable_slot(table.num_tokens - 1)[1] is not None
             elif move == "r":
                 table.release()
         except OutOfBlocks:
             pass
     step = history.snap("now", tables)
     assert step.warnings == () and step.num_free == states(step).count("free")
+    MET["shared"] += any(block.ref_count > 1 for block in step.blocks)
     seen = Counter()
     for block in step.blocks:
         assert block.ref_count == pool.ref_count(block.id) == len(block.named_by)
@@ -251,6 +257,7 @@ def test_a_table_keeps_its_lane():
     assert lanes == [{"A": 0, "B": 1}, {"B": 1}, {"B": 1, "C": 0}]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("num_blocks", "block_size"),
     thorough_after(2, [(4, 1), (64, 16), (4, 3), (4, 16), (24, 4), (24, 16), (64, 1)]),

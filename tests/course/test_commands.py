@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from thorough import thorough_after
+from waiting import PATIENCE
 
 from minikv.__main__ import run
 from minikv.course.commands import COMMANDS
@@ -41,9 +42,9 @@ def start(*arguments):
     )
 
 
-def test_alone_it_says_where_you_stand_and_what_comes_next():
+def test_alone_it_says_where_you_stand_and_what_comes_next(exercises):
     process = start()
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (0, "")
     following = re.match(r"\d+ of \d+ exercises passed\. Next: (\d\d\.\d+) ", out)[1]
     assert f"python -m minikv check {following}\n" in out

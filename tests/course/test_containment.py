@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from four_ways import text_with
 from thorough import thorough_after
+from waiting import until
 
 from minikv.course import lab
 from minikv.course.exercises.manifest import find
@@ -73,14 +73,14 @@ def start_processes(most):
     for _ in range(most):
         if os.fork() == 0:
             os.setsid()
-            time.sleep(60)
+            signal.pause()
             os._exit(0)
 
 
 def refused_one(most):
     """Threads count, too, and take less time to start."""
     for _ in range(300):
-        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
     with pytest.raises(BlockingIOError):
         start_processes(most)
 
@@ -150,7 +150,7 @@ def test_a_long_message_is_cut(check):
 def test_descendants_are_found():
     pid = os.fork()
     if pid == 0:
-        time.sleep(30)
+        signal.pause()
         os._exit(0)
     try:
         assert pid in containment.descendants(os.getpid())
@@ -177,7 +177,7 @@ def test_a_page_that_processes_share_counts_once(monkeypatch, shared):
                 taken.seek(0)
                 taken.read() if shared else taken.write(b"x" * size)
                 os.write(written, b".")
-                time.sleep(60)
+                signal.pause()
                 os._exit(0)
             pids.append(pid)
         for _ in pids:
@@ -207,12 +207,15 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     killed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     group = int(killed.stdout.splitlines()[-1])
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
+
+    def is_gone():
         try:
             os.killpg(group, 0)
         except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    os.killpg(group, signal.SIGKILL)
-    pytest.fail(f"process group {group} is still there")
+            return True
+
+    try:
+        until(is_gone)
+    except AssertionError:
+        os.killpg(group, signal.SIGKILL)
+        raise

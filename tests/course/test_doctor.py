@@ -24,6 +24,8 @@ def test_passes_here(name, check):
 
 
 def test_every_check_has_a_remedy_and_runs_after_a_crash(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+
     def crash():
         raise OSError("the disk is on fire")
 

@@ -314,5 +314,5 @@ def test_a_file_that_changed_while_its_code_hung_is_no_error(exercises, text):
         (exercises / FILE).unlink()
     else:
         (exercises / FILE).write_bytes(text)
-    ended = process._ending(None, stack, 10.0)
+    ended = process._ending(None, stack, 10.0, 180.0)
     assert ended.at == 40 and ended.what.endswith(f"{FILE}, line 40, in allocate")

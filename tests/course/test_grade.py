@@ -12,12 +12,12 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 from concurrent.futures import Future
 from xml.etree import ElementTree
 
 import pytest
 from four_ways import EXERCISES, different, right
+from waiting import PATIENCE, until
 
 from minikv.course.commands import main
 from minikv.course.exercises.manifest import chapter_of, find
@@ -61,6 +61,7 @@ def grade(*arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, **options)
 
 
+@pytest.mark.thorough
 def test_a_class_is_graded(a_class, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "4")
     table, xml = tmp_path / "marks.csv", tmp_path / "marks.xml"
@@ -98,11 +99,10 @@ def test_a_class_is_graded(a_class, tmp_path, monkeypatch, capsys):
 
     look_at(page.read_text())
     first = table.read_text(), xml.read_text()
-    started = time.monotonic()
+    monkeypatch.setattr(grading, "grade_file", None)  # nothing is checked again
     assert main(["grade", *map(str, [*a_class, *command])]) == 0
     assert capsys.readouterr().out == done.stdout
     assert (table.read_text(), xml.read_text()) == first
-    assert time.monotonic() - started < 60, "nothing was checked again"
 
 
 def look_at(page):
@@ -249,17 +249,17 @@ def test_control_c_leaves_tables_of_what_was_checked(a_class, tmp_path):
         # A shell lets what it starts in the background ignore Control-C, and so all below it.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
+
+    def has_begun():
         with (
             contextlib.suppress(sqlite3.Error),
             contextlib.closing(sqlite3.connect(tmp_path / "kept")) as database,
         ):
-            if database.execute("SELECT count(*) FROM reports").fetchone()[0]:
-                break
-        time.sleep(0.1)
+            return database.execute("SELECT count(*) FROM reports").fetchone()[0]
+
+    until(has_begun, 2 * PATIENCE)
     running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=120)
+    _, said = running.communicate(timeout=PATIENCE)
     assert running.returncode == 130 and "Traceback" not in said, said
     assert list(csv.DictReader(table.open())), "what was checked so far is told"
 
@@ -319,10 +319,9 @@ def test_a_long_file_does_not_hold_up_the_tables(tmp_path):
     line = "x = x\n"
     long = grading.find_student(_student(tmp_path / "long", line * 50_000 + "import gc\n"))
     too_long = grading.find_student(_student(tmp_path / "too long", line * 200_000))
-    began = time.process_time()
+    # If the time grew by the square of its length, these would not end.
     assert grading.to_be_read(long, ONE) == ["line 50001: import gc"]
     assert grading.to_be_read(too_long, ONE) == []
-    assert time.process_time() - began < 20  # a second or two
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)

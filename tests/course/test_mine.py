@@ -210,6 +210,7 @@ def test_your_parts_name_what_has_changed_and_what_runs_nowhere(exercises):
     assert [proof.ids for proof in parts.proofs] == [["04.1"]]
 
 
+@pytest.mark.thorough
 def test_a_run_names_the_parts_that_it_called(exercises):
     solve(exercises, "04.3", "05.1", "05.5", "06.4")
     parts = lab.your_parts()
@@ -222,6 +223,7 @@ def test_a_run_names_the_parts_that_it_called(exercises):
     assert parts.written.on == "your parts of 04"
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(bool(chapters()["08"].cannot_run), reason="needs Triton")
 def test_a_run_names_the_kernels_that_it_started(exercises):
     solve(exercises, "04.3", "08.3", "08.4")
@@ -230,6 +232,7 @@ def test_a_run_names_the_kernels_that_it_started(exercises):
     assert ran == [["04.3"], ["08.3"], ["08.4"], ["04.3", "08.4"]], parts
 
 
+@pytest.mark.thorough
 def test_in_a_notebook_your_parts_are_those_up_to_its_chapter(exercises, tmp_path, monkeypatch):
     solve(exercises, "04.1", "07.8", "05.3")
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "05_copy_on_write.ipynb"))
@@ -242,6 +245,7 @@ def test_in_a_notebook_your_parts_are_those_up_to_its_chapter(exercises, tmp_pat
     assert "07.8 guess_prompt: yours; no model calls it" in repr(lab.your_parts())
 
 
+@pytest.mark.thorough
 def test_your_parts_before_an_engine_can_run_on_them(exercises):
     solve(exercises, "01.3")
     parts = lab.your_parts()

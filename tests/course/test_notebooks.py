@@ -40,14 +40,21 @@ def find(cells, kind, text):
     return [i for i, cell in enumerate(cells) if cell.cell_type == kind and text in cell.source]
 
 
+def find_one(cells, kind, text):
+    """The place of the only one."""
+    places = find(cells, kind, text)
+    assert len(places) == 1, f"{len(places)} {kind} cells have {text!r}; the notebook needs one"
+    return places[0]
+
+
 def test_every_exercise_is_set_once_in_order(chapter, cells):
     places = []
     for e in chapter.exercises:
         title = f"### {e.id} {e.title} · {e.minutes} min · difficulty {e.difficulty} of 5"
-        [heading] = find(cells, "markdown", title)
+        heading = find_one(cells, "markdown", title)
         assert f"**Why it matters.** {e.matters}" in cells[heading].source
         assert f"](../exercises/{chapter.file_name})" in cells[heading].source
-        [check] = [i for i in find(cells, "code", f'check("{e.id}")') if i > heading]
+        check = find_one(cells, "code", f'check("{e.id}")')
         assert cells[check].source.strip() == f'check("{e.id}")'
         places += [heading, check]
     assert places == sorted(places)
@@ -55,7 +62,7 @@ def test_every_exercise_is_set_once_in_order(chapter, cells):
 
 def test_the_stored_pages_show_the_exercises_unsolved(chapter, cells):
     for exercise in chapter.exercises:
-        [check] = find(cells, "code", f'check("{exercise.id}")')
+        check = find_one(cells, "code", f'check("{exercise.id}")')
         assert "not started" in shown(cells[check])
     [parts] = find(cells, "code", "your_parts()") or find(cells, "code", "closing(")
     assert "No part of yours has passed" in shown(cells[parts])
@@ -69,7 +76,7 @@ def test_no_solution_stands_before_its_exercise(chapter, cells):
         body = node.body[1:] if docstring_of(node) else node.body
         lines = target.solved.splitlines()[body[0].lineno - 1 :]
         telling = max((line.strip() for line in lines), key=len)
-        [check] = find(cells, "code", f'check("{target.exercise}")')
+        check = find_one(cells, "code", f'check("{target.exercise}")')
         for cell in cells[: check + 1]:
             assert telling not in shown(cell), f"{path} is given away by {cell.source[:80]}"
 

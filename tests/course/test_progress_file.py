@@ -37,6 +37,13 @@ def test_the_clock_stops_when_it_passes(file, monkeypatch):
         assert (report.tries, report.minutes) == (2, 7)
 
 
+def test_the_version_is_that_of_the_first_pass(file, monkeypatch):
+    for at, version in enumerate(("1.0", "2.0")):
+        monkeypatch.setattr(progress_file.minikv, "__version__", version)
+        tried(file, RIGHT, "passed", monkeypatch, at)
+    assert progress_file.entry(ONE.id).version == "1.0"
+
+
 def test_a_later_experiment_does_not_undo_a_pass(file, monkeypatch):
     tried(file, RIGHT, "passed", monkeypatch, at=0)
     tried(file, OTHER, "failed", monkeypatch, at=1)

@@ -66,6 +66,18 @@ def test_release_gives_everything_back_last_block_first():
     assert pool.num_free == 2
 
 
+def test_shrink_keeps_exactly_the_blocks_that_have_a_token_left():
+    pool = BlockPool(3)
+    table = BlockTable(pool, 2)
+    table.grow(6)
+    blocks = list(table.block_ids)
+    for left in (5, 4, 3, 2, 1, 0):
+        table.shrink(1)
+        kept = blocks[: (left + 1) // 2]
+        assert (table.num_tokens, table.block_ids, pool.num_free) == (left, kept, 3 - len(kept))
+    assert pool.allocate() == blocks[0]  # the last one that was released
+
+
 @pytest.mark.parametrize("position", [-1, 5, 7, 100])
 def test_slots_beyond_the_promised_tokens(position):
     table = BlockTable(BlockPool(2), 4)

@@ -206,6 +206,7 @@ def cpu(lm, **changes):
     return Engine(lm, small(attention="cpu", kv_groups="one", **changes))
 
 
+@pytest.mark.usual(pair="llama", block_size=4)
 @pytest.mark.parametrize(
     ("block_size", "prefix_cache"), [(1, False), (4, True), (16, False), (64, True)]
 )
@@ -322,6 +323,7 @@ def test_a_process_without_numba():
     assert "minikv" not in done.stderr or "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_transformer_of_another_kind_is_computed_layer_by_layer(llama, monkeypatch):
     monkeypatch.setattr(attention, "can_compile", lambda transformer: False)
     engine, prompts = cpu(llama.lm), llama.prompts(5, 20, seed=4)
@@ -443,6 +445,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not helpers._RUNTIMES, reason="torch has another runtime of OpenMP")
 def test_torchs_threads_end_before_a_step():
     """They never stop spinning otherwise. And a process that is forked is not left to wait."""

@@ -330,6 +330,58 @@ def test_an_engine_wants_a_config(llama, config):
         Engine(llama.lm, config)
 
 
+def test_compiled_attention_wants_float32(llama):
+    lm = minikv.load(llama.folder, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"attention: 'cpu' computes float32.* torch.bfloat16"):
+        Engine(lm, small(attention="cpu"))
+
+
+def step_once(lm):
+    """A request of 8 tokens in two blocks of 4, 7 of them computed."""
+    engine = Engine(lm, small(prefix_cache=False))
+    engine.add_request([1] * 7, SamplingParams(max_tokens=4))
+    engine.step()
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda engine, _: engine.pool._free.pop(), "125 free blocks, 126 without a holder"),
+        (lambda engine, _: engine.pool.allocate(), "reference count 1, 0 holders"),
+        (lambda _, table: table.block_ids.pop(), "computed tokens without a block"),
+        (lambda _, table: table.grow(4), "a block without a token"),
+        (lambda engine, _: engine._requests.clear(), "other sequences than the unfinished"),
+    ],
+    ids=range(5),
+)
+def test_check_notices(llama, damage, message):
+    engine = step_once(llama.lm)
+    engine.check()
+    damage(engine, engine.scheduler.running[0].table)
+    with pytest.raises(AssertionError, match=message):
+        engine.check()
+
+
+def test_nothing_is_thrown_away_but_after_a_failure(llama):
+    """What was made again is the pool, too; a step behind the recovery keeps it."""
+    engine = step_once(llama.lm)
+    pool = engine.pool
+    engine.add_request([2], SamplingParams(max_tokens=4))
+    engine.step()
+    assert engine.pool is pool
+    run = engine.runner.run
+    engine.runner.run = lambda plan: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    engine.runner.run = run
+    engine.step()
+    assert engine.pool is not pool
+    pool = engine.pool
+    engine.step()
+    assert engine.pool is pool
+
+
 def test_blocks_held_outside_the_engine(llama):
     """Then nothing can run. The engine says so, and goes on when they are given back."""
     engine = Engine(llama.lm, small(num_blocks=6))

@@ -2,10 +2,11 @@
 
 import dataclasses
 import random
+from collections import Counter
 
 import pytest
 import torch
-from helpers import ALTERNATING, assert_empty, small, with_windows
+from helpers import ALTERNATING, assert_empty, meets, small, with_windows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import thorough_after
@@ -14,6 +15,7 @@ from minikv import BlockPool, Engine, EngineConfig, OutOfBlocks, SamplingParams
 from minikv.checkpoint import BUNDLED, load, read_weights
 from minikv.groups import GroupCache, GroupedStore, GroupPool, GroupTable, layout_of
 from minikv.oracle import generate_naively
+from minikv.serving.metrics import GAUGES
 from minikv.tiers import put_prefix
 
 
@@ -51,9 +53,11 @@ def test_one_group_is_all_that_helps(llama, windows):
 # ── Blocks whose parts come and go ────────────────────────────────────────────
 
 
+MET = Counter()
 WINDOWS = [(None, 5), (5, 5, 5, 5, None), (5, 5)]
 
 
+@meets(MET, {"prefixes": 5, "forks": 15, "replaced": 2, "evicted": 20, "full": 30})
 @given(
     windows=st.sampled_from(WINDOWS),
     block_size=st.integers(1, 7),
@@ -119,10 +123,11 @@ def test_tables_keep_what_a_query_sees(llama, windows, block_size, ahead, chunk,
                 found = cache.match(tokens[:-1]).block_ids if rng.random() < 0.5 else []
                 if found:  # only then, as in the scheduler
                     table.share(found)
+                    MET["prefixes"] += 1
                 live.append((table, tokens[: table.num_tokens]))
                 table.grow(len(tokens) - table.num_tokens)
             elif action == "evict":
-                cache.evict(rng.randint(0, 3))
+                MET["evicted"] += cache.evict(rng.randint(0, 3)) > 0
             elif live:
                 table, tokens = rng.choice(live)
                 left = table.num_tokens - len(tokens)  # of its prompt
@@ -139,15 +144,18 @@ def test_tables_keep_what_a_query_sees(llama, windows, block_size, ahead, chunk,
                     for twin in twins:
                         twin.shrink(ahead)
                         live.append((twin, list(tokens)))
+                        MET["forks"] += 1
                 elif action == "insert":
                     full = len(tokens) // block_size
                     result = cache.insert(tokens[: full * block_size], table.block_ids[:full])
                     for index, block_id in enumerate(result.block_ids):
                         if table.block_ids[index] != block_id:
                             table.replace(index, block_id)
+                            MET["replaced"] += 1
                 elif action == "leave":
                     leave()
         except OutOfBlocks:
+            MET["full"] += 1
             while live:
                 leave()
             cache.evict(cache.num_cached_blocks)
@@ -201,6 +209,7 @@ def test_parts_that_another_table_needs_stay_where_they_are(llama):
 # ── In an engine ──────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usual(attention="cpu", windows=(None, 6), block_size=3)
 @pytest.mark.parametrize("attention", ["torch", "cpu"])
 @pytest.mark.parametrize("windows", [(None, 6), (6, 6)])
 @pytest.mark.parametrize("block_size", thorough_after(3, [1, 3, 16, 4, 17]))
@@ -226,6 +235,7 @@ def test_tokens_are_the_oracles(llama, attention, windows, block_size):
     engine.pool.check()
 
 
+@pytest.mark.usual(attention="cpu", name="tinypy-hybrid")
 @pytest.mark.parametrize("attention", ["torch", "cpu"])
 @pytest.mark.parametrize("name", [*ALTERNATING, "mistral", "tinypy-hybrid"])
 def test_layers_that_alternate_equal_transformers(checkpoint, name, attention):
@@ -333,3 +343,21 @@ def test_parts_of_ones_own_get_whole_blocks_and_sessions_ask_for_them(llama, tmp
             use()
     with pytest.raises(ValueError, match="kv_groups"):
         EngineConfig(kv_groups="many")
+
+
+def test_figures_are_those_of_one_memory():
+    """Whole blocks' memory: cached <= used <= total, while there are more ids than such blocks."""
+    engine = Engine(load("tinypy-hybrid"), EngineConfig(num_blocks=64))
+    rng, seen = random.Random(0), []
+    for length in (460, 500, 370):
+        prompt = [rng.randrange(2048) for _ in range(length)]
+        for _ in engine.stream(prompt, SamplingParams(24, ignore_eos=True)):
+            seen.append(engine.stats())
+    seen.append(engine.stats())
+    for stats in seen:
+        assert 0 <= stats.blocks_cached <= stats.blocks_used <= stats.blocks_total == 64
+        assert stats.blocks_free == stats.blocks_total - stats.blocks_used
+        share = GAUGES["kv_cache_usage_perc"][1](stats)
+        assert 0 <= share <= 1
+    assert engine.cache.num_cached_blocks > stats.blocks_cached > 0
+    assert max(stats.blocks_used for stats in seen) > stats.blocks_cached

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 from helpers import assert_empty, careful_engine, drain, greedy_tokens, small, step
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
 import minikv
@@ -56,12 +57,29 @@ def test_weights_that_are_not_finite(folder, number, dtype):
     refused(folder, f"{FILES[3]}.*{name} has NaN or infinity")
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.int32, torch.int8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2]
+)
 def test_weights_that_are_no_floats(folder, dtype):
     state = load_file(folder / FILES[3])
     name = "model.norm.weight"
     save_file(state | {name: state[name].to(dtype)}, folder / FILES[3])
     refused(folder, f"{FILES[3]}.*{name} is {dtype}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.layers.0.mlp.up_proj.weight_scale", "model.layers.1.self_attn.q_proj.bias",
+     "model.layers.2.input_layernorm.weight", "model.layers.0.mlp.gate.weight", "score.weight"],
+)  # fmt: skip
+def test_weights_that_nobody_reads(folder, name):
+    """Those of a quantised model, or of another one: it would talk, and not be itself."""
+    state = load_file(folder / FILES[3])
+    table = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    save_file(state | table, folder / FILES[3])
+    minikv.load(folder)  # of old checkpoints, and computed anyway
+    save_file(state | table | {name: torch.ones(64)}, folder / FILES[3])
+    refused(folder, f"^weights: 1 of {len(state) + 2} tensors are .*such as {name}: quantised")
 
 
 def test_large_finite_weights_are_loaded(folder):
@@ -117,6 +135,86 @@ def test_an_empty_folder(tmp_path):
     refused(tmp_path, "no config.json; is it a checkpoint")
 
 
+@pytest.mark.parametrize("has_config", [False, True])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("it-Q4_K_M.gguf", "llama.cpp: give the checkpoint in safetensors"),
+        ("adapter_config.json", "merge it into its base model"),
+        ("pytorch_model.bin", "a pickle.*save_pretrained"),
+        ("pytorch_model-00001-of-00002.bin", "a pickle.*save_pretrained"),
+        ("consolidated.00.pth", "give the one for transformers"),
+        ("checkpoint-500", "a training run: give one of these"),
+        ("model_index.json", "several models"),
+        ("model.onnx", "ONNX"),
+        ("weights.npz", "MLX"),
+        ("tf_model.h5", "TensorFlow"),
+    ],
+)
+def test_what_lies_in_a_folder_that_is_no_checkpoint(folder, name, says, has_config):
+    (folder / FILES[3]).unlink()
+    if not has_config:
+        (folder / FILES[0]).unlink()
+    (folder / name).write_bytes(b"x")
+    refused(folder, f"no (config.json|model.safetensors and no .*json), but {name}, .*{says}")
+
+
+def test_only_what_is_read_is_downloaded(folder, tmp_path_factory, llama, monkeypatch):
+    """Of a repository with one file of weights, and of one with an index; without what lies beside
+    them: other layouts, other formats, earlier states."""
+    beside = (
+        "consolidated.safetensors", "original/model.safetensors", "checkpoint-100/config.json",
+        "model.fp16.safetensors", "adapter_model.safetensors", "optimizer.pt", "pytorch_model.bin",
+        "checkpoint-100/model.safetensors", "trainer_state.json", "onnx/config.json",
+    )  # fmt: skip
+    asked = []
+
+    def snapshot_download(name, allow_patterns, revision=None):
+        assert name == "owner/model" and (revision in (None, "1a2b"))
+        asked.append(revision)
+        every = [str(one.relative_to(hub)) for one in hub.rglob("*") if one.is_file()]
+        for one in filter_repo_objects(every, allow_patterns=allow_patterns):
+            (cache / one).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(hub / one, cache / one)
+        return str(cache)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    for size, number in (("1GB", 1), ("100KB", 3)):
+        hub, cache = (tmp_path_factory.mktemp(name) for name in ("hub", "cache"))
+        cache = cache / "1a2b"
+        cache.mkdir()
+        llama.hf.save_pretrained(hub, max_shard_size=size)
+        named = {one.name for one in hub.iterdir()} - {"README.md"}
+        for name in (*beside, "tokenizer_config.json", "chat_template.jinja"):
+            (hub / name).parent.mkdir(exist_ok=True)
+            (hub / name).write_text("{}")
+        lm = minikv.load("owner/model")
+        assert torch.equal(lm.logits([1, 2]), llama.lm.logits([1, 2]))
+        found = {str(one.relative_to(cache)) for one in cache.rglob("*") if one.is_file()}
+        assert found == named | {"tokenizer_config.json", "chat_template.jinja"}
+        assert len([one for one in found if one.endswith(".safetensors")]) >= number
+    assert asked == [None, "1a2b"] * 2
+
+
+@pytest.mark.parametrize("pattern", [r"(a+)+$", r"(?:\d|\d)+x", r"(.*)*=", r"([ -~]+)+\n"])
+def test_a_regular_expression_without_end(folder, tinypy, pattern):
+    """It is told when the checkpoint is loaded, and not by a request that never ends."""
+    raw = json.loads((tinypy.folder / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    raw["pre_tokenizer"] = split | {"invert": False}
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    refused(folder, r"tokenizer.json: a regular expression in it takes more than 0.25 s")
+
+
+@pytest.mark.parametrize("pattern", [r"(?:ab|cd)+| ?\p{L}+", r"(\d{3})*\d+|\s+"])
+def test_a_group_that_is_repeated_is_no_harm_by_itself(folder, tinypy, pattern):
+    raw = json.loads((tinypy.folder / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    raw["pre_tokenizer"] = split | {"invert": False}
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    assert minikv.load(folder).tokenizer is not None
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -128,7 +226,17 @@ def test_an_empty_folder(tmp_path):
         ({"vocab_size": ..., "hidden_size": ...}, "missing vocab_size, hidden_size"),
         ({"num_attention_heads": ...}, "missing num_attention_heads"),
         ({"hidden_act": "gelu"}, "hidden_act: must be one of 'silu', was 'gelu'"),
-        ({"quantization_config": {"bits": 4}}, "quantised weights are not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: quantised weights are not"),
+        ({"compression_config": {"format": "f"}}, "compression_config: quantised weights are not"),
+        ({"quantization": {"bits": 4}}, "quantization: quantised weights are not"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
+            "rope_parameters: one RoPE for each kind of layer is not supported",
+        ),
+        (
+            {"rope_parameters": ..., "rope_scaling": {"sliding_attention": {"factor": 8.0}}},
+            "rope_parameters: one RoPE for each kind of layer is not supported",
+        ),
         (
             {"rope_parameters": {"rope_type": "yarn", "factor": 4}},
             "rope_type: .*'llama3', was 'yarn'",
@@ -229,6 +337,22 @@ DAMAGES_OF_SHARDS = [
     (cut("*.safetensors", None), "of-00.*safetensors: missing or damaged .*No such file"),
     (cut("*.safetensors", 300), "of-00.*safetensors: missing or damaged"),
     *[(write(INDEX, one), INDEX) for one in (b"", b"{", b"{}", b"[]", b'{"weight_map": 5}')],
+    *[
+        (write(INDEX, json.dumps({"weight_map": {NORM: "a", DOWN: name}}).encode()), says)
+        for name, says in [
+            ([], "no file's name"),
+            ({"a": 1}, "no file's name"),
+            (None, "no file's name"),
+            (3, "no file's name"),
+            ("", "no file's name"),
+            ("x" * 300, "no file's name"),
+            ("é" * 200, "no file's name"),
+            ("a\0b", "missing or damaged"),
+            ("\ud800", "missing or damaged"),
+            (".", "not a file"),
+        ]
+    ],
+    (write(INDEX, b'{"weight_map": {}}'), "no weight_map"),
     (forget_a_file, "is missing"),
 ]
 

@@ -1,6 +1,7 @@
 """The engine against `transformers`: tokens, logits, beams; then sampling, stops, streams."""
 
 import dataclasses
+import itertools
 import json
 import math
 import shutil
@@ -18,12 +19,15 @@ from helpers import (
     drain,
     generate,
     make_model,
+    meets,
     small,
     step,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import thorough_after
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import minikv
 from minikv import Engine, LanguageModel, SamplingParams
@@ -91,6 +95,7 @@ def here(pair):
 # ── Greedy tokens ─────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usual(pair="llama", block_size=1, drafts=None)
 @pytest.mark.parametrize(
     ("block_size", "prefix_cache"),
     thorough_after(2, [(1, True), (64, False), (4, False), (16, True)]),
@@ -139,6 +144,7 @@ def test_end_tokens(checkpoint):
 # ── Logits on a hit ───────────────────────────────────────────────────────────
 
 
+@pytest.mark.usual(pair="llama", block_size=4)
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_logits_on_a_hit_equal_logits_on_a_miss(pair, block_size):
     (prompt,) = pair.prompts(35, seed=8)
@@ -255,6 +261,7 @@ def test_beams_share_blocks(llama):
 # ── Loading ───────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usual(pair="llama", dtype=torch.bfloat16)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision(pair, dtype):
     """Rounding errors like those of `transformers` in the same dtype, and the same tokens
@@ -309,14 +316,41 @@ def test_configs_of_earlier_transformers(checkpoint, name, tmp_path):
     assert dataclasses.replace(config, rope_scaling=pair.lm.config.rope_scaling) == pair.lm.config
 
 
-def test_a_generation_config_names_the_end_tokens(llama, tmp_path):
+MISSING = object()
+# What generation_config.json says (None: it is not there), config.json, the tokenizer; and what
+# ends an answer.
+ENDS = [
+    ({"eos_token_id": [5, 9]}, MISSING, None, (5, 9)),
+    ({"eos_token_id": 5}, [7, 8], None, (5,)),  # the older one is stale
+    ({}, 7, None, (7,)), ({"eos_token_id": None}, [7, 8], None, (7, 8)),
+    (None, 7, None, (7,)), (None, [7, 8], None, (7, 8)), (None, None, None, ()),
+    (None, MISSING, None, ()), ({"eos_token_id": []}, 7, None, ()),
+    ({"eos_token_id": 5}, 7, "<end>", (5, 1)), (None, None, {"content": "<end>"}, (1,)),
+    ({"eos_token_id": [5, 1]}, MISSING, "<end>", (5, 1)), (None, 7, "<no token>", (7,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("generation", "config", "token", "ends"), ENDS)
+def test_what_ends_an_answer(llama, tmp_path, generation, config, token, ends):
+    """All that `transformers` stops at; beside these, what stands where it does not look: in
+    config.json, if the other file names none, and in the tokenizer."""
+    from transformers import AutoModelForCausalLM
+
     shutil.copytree(llama.folder, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 9]}')
-    assert minikv.load(tmp_path).config.eos_ids == (5, 9)
     (tmp_path / "generation_config.json").unlink()
-    raw = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(raw | {"eos_token_id": 7}))
-    assert minikv.load(tmp_path).config.eos_ids == (7,)
+    raw = json.loads((tmp_path / "config.json").read_text()) | {"eos_token_id": config}
+    raw = {name: value for name, value in raw.items() if value is not MISSING}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    if token is not None:
+        vocabulary = WordLevel({"a": 0, "<end>": 1}, unk_token="a")
+        Tokenizer(vocabulary).save(str(tmp_path / "tokenizer.json"))
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
+    assert minikv.load(tmp_path).config.eos_ids == ends
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    theirs = model.generation_config.eos_token_id
+    assert {*ends} >= {*([] if theirs is None else [theirs] if isinstance(theirs, int) else theirs)}
 
 
 def test_every_architecture_is_tested():
@@ -329,6 +363,14 @@ def test_every_architecture_is_tested():
 # ── Sampling ──────────────────────────────────────────────────────────────────
 
 P = [0.125, 0.5, 0.25, 0.125]  # of tokens 0 … 3
+
+
+def test_of_equal_logits_the_lowest_token_comes_first():
+    """In any batch: which of them a draw takes must not depend on the other rows."""
+    logits = torch.randint(0, 3, (8, 300), generator=torch.Generator().manual_seed(0)).float()
+    _, token_ids = probabilities(logits, [SamplingParams(temperature=1.0)] * 8)
+    for row, ids in zip(logits.tolist(), token_ids.tolist(), strict=True):
+        assert ids == sorted(range(300), key=lambda token: (-row[token], token))
 
 
 @pytest.mark.parametrize(
@@ -497,6 +539,10 @@ def scripted(talker, token_ids, params):
     return outputs, deltas
 
 
+MET = Counter()
+
+
+@meets(MET, {"stopped": 8, "held back for a stop": 20, "half a character": 80})
 @settings(max_examples=80)
 @given(
     text=st.text("ab \né中🙂", min_size=1, max_size=25),
@@ -504,22 +550,30 @@ def scripted(talker, token_ids, params):
 )
 def test_stops_and_streams_of_any_text(talker, text, stops):
     """Against the plain rule: stop at the first token that completes a stop string, show
-    what comes before it. No step ever shows text that is not in the end."""
+    what comes before it; until then, all but half a character and what may begin a stop string."""
     ids = talker.encode(text)
-    expected, count, reason = text, len(ids), "length"
+    expected, count, reason, shown = text, len(ids), "length", []
     for k in range(1, len(ids) + 1):
         so_far = talker.decode(ids[:k])
         found = [so_far.find(stop) for stop in stops if stop in so_far]
         if found:
             expected, count, reason = so_far[: min(found)], k, "stop"
+            MET["stopped"] += 1
             break
+        MET["half a character"] += so_far.endswith(REPLACEMENT)
+        so_far = so_far.rstrip(REPLACEMENT)
+        ends = range(len(so_far) + 1)
+        may_stop = (end for end in ends if any(one.startswith(so_far[end:]) for one in stops))
+        shown.append(so_far[: next(may_stop, len(so_far))])
+        MET["held back for a stop"] += len(shown[-1]) < len(so_far)
     outputs, deltas = scripted(talker, ids, SamplingParams(stop=tuple(stops), ignore_eos=True))
     final = outputs[-1]
     assert (final.text, final.token_ids, final.finish_reason) == (expected, ids[:count], reason)
-    assert all(expected.startswith(output.text) for output in outputs)
+    shown = [*shown[: count - 1], expected]
+    assert [output.text for output in outputs] == shown
     assert [output.finish_reason for output in outputs[:-1]] == [None] * (count - 1)
     assert [output.token_ids for output in outputs] == [ids[:k] for k in range(1, count + 1)]
-    assert "".join(delta.text for delta in deltas) == expected
+    assert list(itertools.accumulate(delta.text for delta in deltas)) == shown
     assert [token for delta in deltas for token in delta.token_ids] == ids[:count]
     assert [delta.finish_reason for delta in deltas] == [None] * (count - 1) + [reason]
 

@@ -140,6 +140,7 @@ PARTS = {
 }  # fmt: skip
 
 
+@pytest.mark.usual(parts=PARTS["all"], preemption="recompute", drafts=None)
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
 def test_other_parts_give_the_same_tokens(llama, parts, preemption):

@@ -73,6 +73,7 @@ EVERY_WAY = pytest.mark.parametrize(
 # ── The same tokens as the plain formula ──────────────────────────────────────
 
 
+@pytest.mark.usual(pair="llama", kv_dtype="int8", attention="torch")
 @EVERY_WAY
 def test_tokens_of_every_architecture(pair, kv_dtype, attention):
     config = small(kv_dtype=kv_dtype, attention=attention, max_batch_tokens=16, kv_groups="one")
@@ -80,6 +81,7 @@ def test_tokens_of_every_architecture(pair, kv_dtype, attention):
     assert_oracle(pair.lm, outputs, config)
 
 
+@pytest.mark.usual(kv_dtype="int8", attention="cpu", block_size=3, max_batch_tokens=7)
 @pytest.mark.parametrize("kv_dtype", FEW_BITS)
 @pytest.mark.parametrize("block_size", [2, 3, 16])
 @pytest.mark.parametrize("max_batch_tokens", [4, 7, 64])

@@ -67,6 +67,7 @@ def test_rows_of_int4_with_their_ends(dim, groups):
         np.testing.assert_allclose(found, expected, 1e-4, 1e-2)
 
 
+@pytest.mark.usual(kv_dtype="int4", block_size=5, head_dim=64)
 @pytest.mark.parametrize("kv_dtype", COMPILED)
 @pytest.mark.parametrize("block_size", [4, 5, 16])
 @pytest.mark.parametrize(("head_dim", "heads", "window"), [(64, 4, None), (64, 2, 9), (16, 6, 9)])

@@ -3,12 +3,20 @@ dictionary of prefixes."""
 
 import operator
 from collections import Counter
+from typing import ClassVar
 
 import pytest
-from helpers import cached_prefixes
+from helpers import assert_reached, cached_prefixes
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from minikv import BlockPool, RadixCache
 from minikv.testing import LoggingPool, PrefixModel
@@ -173,35 +181,70 @@ def test_check_notices(tree, damage, message):
 
 
 class RadixMachine(RuleBasedStateMachine):
-    """Random operations, compared after each with a dictionary of prefixes."""
+    """Random operations, compared after each with a dictionary of prefixes.
 
-    @initialize(block_size=st.integers(1, 3), num_blocks=st.integers(1, 24))
-    def begin(self, block_size, num_blocks):
+    A prompt begins like one that was used before, or the tree would hardly ever be hit. `clear`
+    waits for a tree of some size: a rule is drawn whenever it may be, and most often the first one
+    by name.
+    """
+
+    seen: ClassVar = Counter()  # of all runs: what they met
+
+    # Which known prompt, how much of it, and what comes behind.
+    prompts = st.tuples(
+        st.integers(0, 99), st.integers(0, 12), st.lists(st.sampled_from("aab"), max_size=6)
+    )
+    salts = st.sampled_from([None, None, None, "x"])
+
+    @initialize(
+        block_size=st.integers(1, 3),
+        num_blocks=st.integers(6, 24),
+        texts=st.lists(st.tuples(prompts, salts), min_size=3, max_size=6),
+    )
+    def begin(self, block_size, num_blocks, texts):
         self.pool = LoggingPool(num_blocks)
         self.cache = RadixCache(self.pool, block_size)
         self.model = PrefixModel(block_size)
         self.held = Counter()  # blocks of "running sequences" outside the cache
         self.locks = []  # (node, the names of its entries)
+        self.known = [tuple("abaab")]  # prompts
+        self.calm = 0  # operations since the last `clear`
+        for parts, salt in texts:
+            self.insert(parts, salt, keep=False)
 
-    prompts = st.lists(st.sampled_from("aab"), max_size=9).map(tuple)
-    salts = st.sampled_from([None, None, "x"])
+    def prompt(self, parts):
+        which, length, more = parts
+        tokens = (*self.known[which % len(self.known)][:length], *more)
+        self.known = [*self.known[-7:], tokens]
+        return tokens
 
-    @rule(tokens=prompts, salt=salts)
-    def match(self, tokens, salt):
+    @rule(parts=prompts, salt=salts)
+    def match(self, parts, salt):
+        self.look_up(self.prompt(parts), salt)
+
+    def look_up(self, tokens, salt):
+        nodes = len(list(self.cache.nodes()))
         result = self.cache.match(tokens, salt)
         assert result.block_ids == self.model.match(tokens, salt)
         assert result.num_tokens == len(result.block_ids) * self.cache.block_size
+        self.seen["hits"] += result.num_tokens > 0
+        self.seen["partial hits"] += 0 < len(result.block_ids) < len(self.model.names(tokens))
+        self.seen["splits"] += len(list(self.cache.nodes())) > nodes
 
-    @rule(tokens=prompts, salt=salts, keep=st.booleans())
-    def insert(self, tokens, salt, keep):
+    @rule(parts=prompts, salt=salts, keep=st.booleans())
+    def insert(self, parts, salt, keep):
         """With blocks of its own; `keep`: a sequence goes on holding those that were taken."""
-        names, existing = self.model.names(tokens, salt), self.model.cached(tokens, salt)
+        tokens = self.prompt(parts)
+        names = self.model.names(tokens, salt)
+        self.evict(max(0, len(names) - self.pool.num_free))
         if len(names) > self.pool.num_free:
             return
+        existing = self.model.cached(tokens, salt)
         own = [self.pool.allocate() for _ in names]
         result = self.cache.insert(tokens, own, salt)
         assert result.num_existing == len(existing)
         assert result.block_ids == self.model.insert(tokens, own, salt)
+        self.seen["inserts behind a hit"] += 0 < len(existing) < len(names)
         for block_id in own[: len(existing)]:
             assert self.pool.ref_count(block_id) == 1  # not taken
             self.pool.release(block_id)
@@ -211,13 +254,15 @@ class RadixMachine(RuleBasedStateMachine):
             else:
                 self.pool.release(block_id)
 
-    @rule(tokens=prompts, salt=salts)
-    def lock(self, tokens, salt):
-        self.match(tokens, salt)
+    @rule(parts=prompts, salt=salts)
+    def lock(self, parts, salt):
+        tokens = self.prompt(parts)
+        self.look_up(tokens, salt)
         node, names = self.cache.match(tokens, salt).node, self.model.cached(tokens, salt)
         self.cache.lock(node)
         self.model.lock(names)
         self.locks.append((node, names))
+        self.seen["locks on nodes"] += len(names) > 0
 
     @precondition(lambda self: self.locks)
     @rule(which=st.integers(0, 99))
@@ -225,13 +270,18 @@ class RadixMachine(RuleBasedStateMachine):
         node, names = self.locks.pop(which % len(self.locks))
         self.cache.unlock(node)
         self.model.unlock(names)
+        self.seen["unlocked nodes"] += len(names) > 0
 
-    @rule(count=st.integers(0, 8))
+    @precondition(lambda self: self.cache.num_cached_blocks)
+    @rule(count=st.integers(0, 4))
     def evict(self, count):
         self.pool.freed.clear()
         expected = self.model.evict(count)
         assert self.cache.evict(count) == len(expected)
         assert self.pool.freed == [block for block in expected if not self.held[block]]
+        is_locked = any(self.model.locks.values())
+        self.seen["evictions beside locks"] += is_locked and len(expected) > 0
+        self.seen["evictions that locks end"] += is_locked and len(expected) < count
 
     @precondition(lambda self: +self.held)
     @rule(which=st.integers(0, 99))
@@ -240,9 +290,12 @@ class RadixMachine(RuleBasedStateMachine):
         self.pool.release(block_id)
         self.held[block_id] -= 1
 
+    @precondition(lambda self: self.calm > 20 and self.cache.num_cached_blocks > 3)
     @rule()
     def clear(self):
+        self.calm = 0
         stale = [node for node, _ in self.locks]
+        self.seen["clears beside locks"] += any(self.model.locks.values())
         self.cache.clear()
         self.model.clear()
         self.locks.clear()
@@ -253,6 +306,7 @@ class RadixMachine(RuleBasedStateMachine):
     def the_cache_is_the_dictionary(self):
         if not hasattr(self, "cache"):
             return
+        self.calm += 1
         self.cache.check()
         blocks, locks = self.model.blocks, self.model.locks
         expected = {name: (blocks[name], locks[name]) for name in blocks}
@@ -264,5 +318,16 @@ class RadixMachine(RuleBasedStateMachine):
             assert self.pool.ref_count(block_id) == holders[block_id]
 
 
-TestRadixMachine = RadixMachine.TestCase
-TestRadixMachine.settings = settings(max_examples=150, stateful_step_count=40)
+def test_random_operations():
+    RadixMachine.seen.clear()
+    run_state_machine_as_test(
+        RadixMachine, settings=settings(max_examples=120, stateful_step_count=40)
+    )
+    assert_reached(
+        RadixMachine.seen,
+        {
+            "hits": 300, "partial hits": 200, "splits": 60, "inserts behind a hit": 80,
+            "locks on nodes": 120, "unlocked nodes": 50, "evictions beside locks": 40,
+            "evictions that locks end": 20, "clears beside locks": 3,
+        },
+    )  # fmt: skip

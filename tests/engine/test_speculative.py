@@ -27,6 +27,7 @@ from helpers import (
     small,
     step,
 )
+from thorough import thorough_after
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -495,8 +496,7 @@ def test_to_the_end_of_the_context(llama, drafter):
     ("attention", "kv_dtype"),
     [
         *itertools.product(["torch", "cpu"], ["auto", "int8", "int4"]),
-        ("triton", "auto"),  # in the interpreter, which is slow
-        *(pytest.param("triton", one, marks=pytest.mark.thorough) for one in ("int8", "int4")),
+        *thorough_after(0, itertools.product(["triton"], ["auto", "int8", "int4"])),  # slow
     ],
 )
 def test_every_backend(tinypy, attention, kv_dtype, request):
@@ -820,3 +820,81 @@ def test_a_planted_bug_is_seen(bug, request, monkeypatch):
     plant(monkeypatch, function, edits)
     with pytest.raises((AssertionError, LookupError, RuntimeError, ValueError, minikv.OutOfBlocks)):
         test(model, *copy.deepcopy(arguments))
+
+
+class Given(Drafter):
+    """Proposes what it is given, once."""
+
+    def __init__(self, proposals):
+        self.proposals = [proposals]
+
+    def propose_all(self, sequences, most, hidden):
+        given = self.proposals.pop() if self.proposals else [None] * len(sequences)
+        return given(sequences, most) if callable(given) else given
+
+
+def extends(sequences, most):
+    sequences[0].token_ids.append(7)
+    return [None]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ([Proposal([5, 1_000_000])], "a token id: must be an int from 0 to 2047, was 1000000"),
+        ([Proposal([5, -1])], "a token id: .* was -1"),
+        ([Proposal([1.5])], "a token id: .* was 1.5"),
+        ([Proposal(["a"])], "a token id: .* was 'a'"),
+        ([Proposal("abc")], "must be a list of token ids, was 'abc'"),
+        ([Proposal(None)], "must be a list of token ids, was None"),
+        ([Proposal([5] * 16)], "at most 15 were asked for, gave 16"),
+        ([Proposal([5], [0.5])], "a level: must be an int, was 0.5"),
+        ([Proposal([5], [-1])], "levels must be at least 0"),
+        ([[5, 6]], r"must give a Proposal or None, gave \[5, 6\]"),
+        ([], r"was asked for 1 proposals, gave \[\]"),
+        ([None, None], "was asked for 1 proposals"),
+        (None, "was asked for 1 proposals, gave None"),
+        (extends, "has changed the token_ids of a sequence"),
+        (lambda sequences, most: {}[7], "7"),
+    ],
+)
+def test_what_a_drafter_gives_is_checked_and_the_engine_goes_on(tinypy, given, says):
+    """A token that the model does not have would be read from elsewhere in memory."""
+    engine = Engine(tinypy.lm, small(speculative=Given(given)))
+    with pytest.raises((ValueError, KeyError), match=says) as caught:
+        engine.generate([[5, 6, 7]], SamplingParams(40, ignore_eos=True))
+    told = [str(caught.value), *getattr(caught.value, "__notes__", [])]
+    assert any("drafter Given" in one for one in told)
+    assert_empty(engine)
+    params = SamplingParams(8, ignore_eos=True)
+    [output] = engine.generate([[5, 6, 7]], params)
+    assert output.token_ids == tinypy.lm.generate_naively([5, 6, 7], 8)
+
+
+def test_a_drafter_that_gives_an_array_of_tokens_is_understood(tinypy):
+    right = tinypy.lm.generate_naively([5, 6, 7], 9)
+    drafter = Given([Proposal(torch.tensor(right[1:4]), range(3))])
+    engine = Engine(tinypy.lm, small(speculative=drafter))
+    [output] = engine.generate([[5, 6, 7]], SamplingParams(9, ignore_eos=True))
+    assert output.token_ids == right
+
+
+@pytest.mark.parametrize("speculative", ["off", Wrong()])
+@pytest.mark.parametrize(
+    ("chooses", "says"),
+    [(lambda rows: [1_000_000] * rows, "from 0 to 2047, chose"),
+     (lambda rows: [-1] * rows, "from 0 to 2047, chose"),
+     (lambda rows: [1] * (rows + 1), r"must choose \d+ tokens")],
+)  # fmt: skip
+def test_what_a_sampler_chooses_is_checked(tinypy, speculative, chooses, says):
+    calls = []
+
+    def sampler(logits, params, draws):
+        calls.append(1)
+        return chooses(len(logits)) if len(calls) == 3 else logits.argmax(-1)
+
+    engine = Engine(tinypy.lm, small(speculative=speculative), sampler=sampler)
+    with pytest.raises(ValueError, match=f"^sampler: .*{says}"):
+        engine.generate([[5, 6, 7]], SamplingParams(9, ignore_eos=True))
+    [output] = engine.generate([[5, 6, 7]], SamplingParams(5, ignore_eos=True))
+    assert output.token_ids == tinypy.lm.generate_naively([5, 6, 7], 5)

@@ -1,12 +1,19 @@
 """Text to tokens and back, with tokenizers of every kind that checkpoints bring."""
 
 import json
+import random
 import shutil
+from types import SimpleNamespace
 
 import pytest
+from text_case import BYTES, DECODERS, drawn, tokenizer_like
+from thorough import thorough_after
 from tokenizers import Tokenizer
 
 import minikv
+from minikv import SamplingParams
+from minikv.outputs import SampleOutput, SoFar, hits_stop_string
+from minikv.sequence import Request
 
 
 @pytest.mark.parametrize(
@@ -29,3 +36,72 @@ def test_a_tokenizer_neither_cuts_nor_fills_up(tinypy, tmp_path, setting):
     lm = minikv.load(tmp_path)
     assert len(by_itself) != len(lm.encode(text))  # the file does say so
     assert lm.encode(text) == tinypy.lm.encode(text)
+
+
+# ── A text in pieces ──────────────────────────────────────────────────────────
+
+
+def pieces(rng, lm, ids, stop=()):
+    """What a reader gets who comes after some tokens, each time; and what each output says."""
+    so_far, at = SoFar(), 0
+    while at < len(ids):
+        at = min(len(ids), at + rng.choice((1, 1, 2, 5)))
+        reason = "length" if at == len(ids) else None
+        one = SimpleNamespace(
+            token_ids=ids[:at], finish_reason=reason, stop=stop, decode=lm.text_of
+        )
+        yield so_far.news(one).text, SampleOutput.text.fget(one)
+
+
+@pytest.mark.parametrize("family", [*DECODERS, "byte level"])
+@pytest.mark.parametrize("number", thorough_after(1, [100, 1500]))
+def test_pieces_join_to_the_whole(llama, family, number):
+    """Wherever it is cut: inside characters, in a run of bytes that becomes wrong at its end, and
+    behind tokens that have no text. No piece and no output has what is not in the end."""
+    tokenizer, rng, num_broken = tokenizer_like(family), random.Random(family), 0
+    lm = minikv.LanguageModel(family, llama.lm.transformer, tokenizer)
+    for _ in range(number):
+        ids = drawn(rng, tokenizer)
+        whole, text = tokenizer.decode(ids), ""
+        for piece, output in pieces(rng, lm, ids):
+            text += piece
+            assert whole.startswith(text) and whole.startswith(output) and output == text
+        assert text == whole
+        num_broken += "\ufffd" in whole
+    assert family == "no fallback" or num_broken > number / 10
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_minimal_streams(llama, family):
+    """A newline, then half of an emoji: all three are wrong bytes in the end."""
+    tokenizer = tokenizer_like(family)
+    lm = minikv.LanguageModel(family, llama.lm.transformer, tokenizer)
+    newline, first, second = (tokenizer.token_to_id(BYTES[byte]) for byte in (10, 0xF0, 0x9F))
+    word = tokenizer.token_to_id("a")
+    for ids in ([newline, first], [word, newline, first, second], [newline, word]):
+        texts = [piece for piece, _ in pieces(random.Random(0), lm, ids)]
+        assert "".join(texts) == tokenizer.decode(ids)
+    assert lm.decode([word, newline], is_open=True) == "a\ufffd"
+    assert lm.decode([word, newline]) == "a\n" and lm.decode([word], is_open=True) == "a"
+    # An open run that is whole goes on its way as soon as a word follows.
+    assert lm.decode([newline, word], is_open=True) == "\na"
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma", "byte level"])
+def test_a_stop_string_in_a_run_of_bytes_is_found(llama, family):
+    """By the first token that completes it, however long the run before."""
+    tokenizer, rng = tokenizer_like(family), random.Random(5)
+    text = "".join(rng.choice("中文字é🙂") for _ in range(40)) + "。end"
+    if family == "byte level":
+        ids = tokenizer.encode(text).ids
+    else:
+        ids = [tokenizer.token_to_id(BYTES[byte]) for byte in text.encode()]
+    request = Request(0, [1], SamplingParams(stop=("。",)))
+    [sequence] = request.sequences
+    found = None
+    for number, token_id in enumerate(ids, 1):
+        sequence.token_ids.append(token_id)
+        if found is None and hits_stop_string(sequence, tokenizer.decode):
+            found = number
+    first = next(n for n in range(len(ids)) if "。" in tokenizer.decode(ids[:n]))
+    assert found == first

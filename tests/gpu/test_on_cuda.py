@@ -6,7 +6,7 @@ are not repeated here. What the interpreter cannot show is: races, and replays.
 
 import pytest
 import torch
-from helpers import RecordingSampler, make_model, requests_of, small
+from helpers import RecordingSampler, fearless, make_model, requests_of, small
 from paged_case import DEVICE, DTYPES, TOLERANCE, Paged
 
 import minikv
@@ -112,6 +112,33 @@ def test_the_engine_says_on_a_gpu_what_it_says_on_a_cpu(lm, backend, config):
     assert [output.token_ids for output in found] == expected
     assert (engine.runner.graphs is not None) == (backend == "triton")
     engine.check()
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+def test_drafts_change_no_token(lm, drafter):
+    requests = list(requests_of(lm, 3, 16))
+    on_cpu = Engine(minikv.load("tinypy"), small())
+    expected = [on_cpu.generate([prompt], rule)[0].token_ids for prompt, rule in requests]
+    engine = fearless(Engine(lm, small(attention="triton", speculative=drafter)))
+    found = engine.generate(*zip(*requests, strict=True))
+    assert [output.token_ids for output in found] == expected
+    assert engine.stats().speculation.drafts > 0
+    engine.check()
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4", "fp8"])
+def test_codes_are_read_as_on_a_cpu(lm, kv_dtype):
+    """A prefill over codes, then a decode: its logits, whose keys are the same codes."""
+    logits = []
+    for model, backend in ((minikv.load("tinypy"), "torch"), (lm, "triton")):
+        sampler = RecordingSampler()
+        config = small(attention=backend, kv_dtype=kv_dtype)
+        params = SamplingParams(max_tokens=2, ignore_eos=True)
+        Engine(model, config, sampler=sampler).generate([list(range(3, 40))], params)
+        logits.append(torch.cat([call[:1] for call in sampler.calls]).float().cpu())
+    expected, found = logits
+    assert found.shape == expected.shape == (2, lm.config.vocab_size)
+    assert (found - expected).norm() <= 0.02 * expected.norm()
 
 
 def test_beams_forks_swaps_and_new_weights(lm):

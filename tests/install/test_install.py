@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 import venv
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from urllib.error import URLError
@@ -22,6 +23,10 @@ from minikv.course.maker import buttons
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = "notebooks/00_start_here.ipynb"
+BARE = {  # what a machine with a GPU may have, and no more
+    "torch": "2.11.0", "triton": "3.6.0", "numpy": "2.5.2", "transformers": "5.17.0",
+    "tokenizers": "0.23.2", "safetensors": "0.8.0",
+}  # fmt: skip
 CPU = "https://download.pytorch.org/whl/cpu"
 # Colab's module, and what a reader sees after its cell.
 IN_COLAB = "import sys, types\nsys.modules['google.colab'] = types.ModuleType('google.colab')"
@@ -168,3 +173,40 @@ def test_binder(bin_folder, published):
     assert "Ready." in done("sh", "binder/postBuild", cwd=published, path=bin_folder)
     asked = done("sh", "binder/start", bin_folder / "minikv", "progress", cwd=published)
     assert "0 of 6 exercises passed" in asked
+
+
+def python_312():
+    """One that NumPy 2.5 and Triton 3.6 run on."""
+    of_pyenv = sorted(Path.home().glob(".pyenv/versions/3.1[2-9]*/bin/python"))
+    for name in (sys.executable, "python3.12", "python3.13", *of_pyenv):
+        with suppress(OSError, subprocess.CalledProcessError):
+            line = (
+                "import sys, venv; print((3, 12) <= sys.version_info < (3, 14) and sys.executable)"
+            )
+            found = subprocess.check_output([name, "-c", line], text=True).strip()
+            if found != "False":
+                return found
+    pytest.skip("needs Python 3.12 or newer beside this one: apt install python3.12-venv, or pyenv")
+
+
+def test_the_versions_of_a_bare_machine_with_a_gpu(published, tmp_path):
+    """`make gpu` needs nothing but these. There is no GPU here: what needs one is rehearsed at tiny
+    sizes, and what Triton 3.6 cannot interpret with NumPy 2.5 is skipped and says so."""
+    done(python_312(), "-m", "venv", tmp_path / "bare", cwd=tmp_path)
+    python = tmp_path / "bare" / "bin" / "python"
+    versions = [f"{name}=={version}" for name, version in BARE.items()]
+    others = ["numba", "tqdm", "pytest", "hypothesis", "matplotlib"]
+    # A machine's own constraints may ask for another torch.
+    pip = ("env", f"PIP_CONSTRAINT={os.devnull}", python, "-m", "pip", "install", "--quiet")
+    done(*pip, *versions, *others, cwd=tmp_path)
+    out = tmp_path / "out"
+    line = ("env", f"OUT={out}", python, "tests/gpu/run.py", "--seconds", "20000")
+    done(*line, cwd=published)
+    parts = json.loads((out / "gpu.json").read_text(encoding="utf-8"))["parts"]
+    states = {name: part["state"] for name, part in parts.items()}
+    assert states.pop("tests") == states.pop("transformers") == "passed"
+    assert set(states) == {"kernels", "steps", "notebook"} and set(states.values()) == {"skipped"}
+    for name in states:
+        assert "Triton 3.6.0 cannot interpret" in parts[name]["rows"][-1]["skipped"]
+    rows = parts["transformers"]["rows"]
+    assert sum("tokens_per_s" in row for row in rows) == 4, rows

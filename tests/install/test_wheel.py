@@ -196,6 +196,9 @@ def test_answers_to_predictions_are_left_out_and_a_readme_of_ones_own_stays(tmp_
     (tmp_path / "README.md").write_text("mine")
     unpacked.unpack(tmp_path)
     assert (tmp_path / "README.md").read_text() == "mine"
+    # One text for an assistant: in the repository, and in a reader's folder.
+    rules = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
+    assert (tmp_path / "AGENTS.md").read_text(encoding="utf-8") == rules
     for file in tmp_path.glob("notebooks/*.ipynb"):
         notebook = json.loads(file.read_text(encoding="utf-8"))
         answers = [cell for cell in notebook["cells"] if "measured(" in "".join(cell["source"])]

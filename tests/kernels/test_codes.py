@@ -60,7 +60,7 @@ def grow(config, num_seqs, kv_dtype, block_size, dtype=torch.float32):
 STEPS = [(7, 16, 1), (9, 3, 0), (1, 1, 5), (0, 1, 1), (1, 12, 1)]
 
 
-@pytest.mark.parametrize("kv_dtype", NAMES)
+@pytest.mark.parametrize("kv_dtype", thorough_after(2, reversed(NAMES)))
 @pytest.mark.parametrize(
     ("head_dim", "heads", "kv_heads", "window", "block_size"),
     thorough_after(1, [(20, 3, 1, 9, 5), (64, 4, 2, None, 16), (96, 1, 1, 3, 4)]),
@@ -128,6 +128,7 @@ def test_the_same_bits_of_any_numbers(tinypy, kv_dtype):
 # ── The engine ────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kv_dtype", thorough_after(1, ["int4", "fp8", "int8"]))
 def test_the_engine_says_what_it_says_in_pytorch(llama, kv_dtype):
     lm = minikv.load(llama.folder, device=DEVICE)

@@ -25,6 +25,7 @@ def short_splits(monkeypatch):
 # ── Both kernels: shapes and types ────────────────────────────────────────────────────────
 
 
+@pytest.mark.usual(head_dim=64, dtype=torch.float32)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", [8, 32, 64, 96, 128, 256])
 def test_head_dims(head_dim, dtype):
@@ -42,6 +43,7 @@ def test_groups(kv_heads, group):
     chunks.assert_equal(chunks.prefill())
 
 
+@pytest.mark.usual(block_size=5, tile=16)
 @pytest.mark.parametrize("block_size", thorough_after(4, [1, 5, 16, 48, 2, 256]))
 @pytest.mark.parametrize("tile", [16, 64])
 def test_tiles_and_blocks_need_not_fit(block_size, tile):
@@ -52,7 +54,7 @@ def test_tiles_and_blocks_need_not_fit(block_size, tile):
     chunks.assert_equal(chunks.prefill(setting=setting))
 
 
-@pytest.mark.parametrize("window", [1, 5, 16, 40, 1000])
+@pytest.mark.parametrize("window", thorough_after(3, [1, 5, 40, 16, 1000]))
 def test_windows(window, short_splits):
     lens = [1, 16, 70]
     paged = Paged(lens, block_size=5)
@@ -123,7 +125,9 @@ PACKED = [  # (KV heads, group, head dim, columns, of which so many KV heads are
 ]
 
 
-@pytest.mark.parametrize(("kv_heads", "group", "head_dim", "columns", "pack"), PACKED)
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "head_dim", "columns", "pack"), thorough_after(4, PACKED)
+)
 def test_kv_heads_side_by_side(kv_heads, group, head_dim, columns, pack, short_splits):
     setting = Setting(16, 16, 4, 5, columns)
     assert minikv_kernels.settings.packed(setting, head_dim, kv_heads, group) == pack
@@ -242,6 +246,7 @@ def test_any_decode(data):
 # ── Prefill: chunks ───────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usual(lens=[40], dtype=torch.float32)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("lens", "chunks"),

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from argparse import ArgumentParser
 from types import SimpleNamespace
 
 import httpx
 import pytest
 from serving_case import server
+from waiting import PATIENCE, until
 
 import minikv
 from minikv.course.commands import main
@@ -33,23 +33,21 @@ def test_it_serves_what_it_says_and_ends_when_its_requests_have():
             url, curl = process.stdout.readline().strip(), process.stdout.readline()
             words = shlex.split(curl)  # the line to try
             assert words[:3] == ["curl", "-N", url] and words[3] == "-d"
-            found = httpx.post(words[2], content=words[4], timeout=60)
+            found = httpx.post(words[2], content=words[4], timeout=PATIENCE)
             assert found.text.endswith("data: [DONE]\n\n")
 
             body = json.dumps({"prompt": "x", "max_tokens": 700, "ignore_eos": True})
             answers = []
             asking = threading.Thread(
-                target=lambda: answers.append(httpx.post(url, content=body, timeout=60))
+                target=lambda: answers.append(httpx.post(url, content=body, timeout=PATIENCE))
             )
             asking.start()
             health = url.replace("v1/completions", "health")
-            while not httpx.get(health).json()["workers"][0]["stats"]["running"]:
-                assert asking.is_alive()
-                time.sleep(0.01)
+            until(lambda: httpx.get(health).json()["workers"][0]["stats"]["running"])
             process.send_signal(signal.SIGTERM)
             asking.join()
             assert answers[0].json()["usage"]["completion_tokens"] == 700
-            assert process.wait(30) == 0
+            assert process.wait(PATIENCE) == 0
         finally:
             process.kill()
 
@@ -89,6 +87,25 @@ def test_others_need_one_which_is_made_up_if_none_is_given(monkeypatch, host):
     monkeypatch.setenv("MINIKV_API_KEY", "given")
     assert keys_of(parsed("--host", host)) == (["given"], False)
     assert keys_of(parsed("--api-key", "a", "--api-key", "b")) == (["a", "b"], False)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("key", ["", " "])
+def test_an_empty_key_is_none(monkeypatch, capsys, host, key):
+    monkeypatch.delenv("MINIKV_API_KEY", raising=False)
+    assert main(["serve", "--host", host, "--api-key", "k", "--api-key", key]) == 2
+    assert "--api-key: is empty" in capsys.readouterr().err
+    monkeypatch.setenv("MINIKV_API_KEY", " ")
+    assert main(["serve", "--host", host]) == 2
+
+
+@pytest.mark.parametrize("port", ["65536", "70000", "-1", "x", "9" * 5000])
+def test_a_port_that_is_none_is_said(capsys, port):
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", f"--port={port}"])
+    assert ended.value.code == 2
+    assert "--port: must be from 0 to 65535, was" in capsys.readouterr().err
+    assert [parsed("--port", one).port for one in ("0", "65535")] == [0, 65535]
 
 
 def test_what_it_cannot_serve_is_said(tmp_path, capsys):

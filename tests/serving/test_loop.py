@@ -6,16 +6,17 @@ import logging
 import pickle
 import random
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from helpers import assert_empty, careful_engine
-from tokenizers import Tokenizer, decoders
-from tokenizers.models import BPE
+from waiting import PATIENCE, until
 
-from minikv import Engine, EngineConfig, SamplingParams
-from minikv.outputs import Delta, SoFar
-from minikv.serving import EngineLoop, Inbox, RequestFailed
+from minikv import Engine, EngineConfig, Sampler, SamplingParams
+from minikv.cluster.worker import EngineWorker, Job
+from minikv.outputs import Delta
+from minikv.serving import Asked, EngineLoop, Inbox, RequestFailed, Steps
 from minikv.serving.inbox import Rounds
 from minikv.serving.scores import Token
 
@@ -81,8 +82,7 @@ def test_nothing_piles_up_for_a_slow_reader(tinypy):
         for i in range(3):  # others are served meanwhile
             [(ids, _, _)], _ = await ask(loop, [i], SamplingParams(8, ignore_eos=True))
             assert len(ids) == 8
-        while loop._answers:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(until, lambda: not loop._answers)
         return await inbox.take()
 
     [expected] = Engine(tinypy.lm, CONFIG).generate([[5]], SamplingParams(100, ignore_eos=True))
@@ -107,7 +107,7 @@ def test_a_reader_with_news_is_told_the_end_alone(tinypy):
         for has_news in (False, True):
             reader = Told(has_news)
             loop.submit([5], SamplingParams(6, ignore_eos=True), reader=reader)
-            assert reader.is_over.wait(20)
+            assert reader.is_over.wait(PATIENCE)
     assert told == {False: [1, 2, 3, 4, 5, 6], True: [6]}
 
 
@@ -116,39 +116,6 @@ def test_a_token_goes_to_another_process_with_what_is_known_of_it():
     token.logprob, token.top = -0.5, [(7, -0.5)]
     [found] = pickle.loads(pickle.dumps([token]))
     assert (found, found.logprob, found.top) == (7, -0.5, [(7, -0.5)])
-
-
-def like_llamas():
-    """Decodes as Llama's first tokenizer: blanks as ▁, the first one left out; bytes as tokens."""
-    words = ["▁a", "▁", "b", "▁é", "<s>", "<0xE2>", "<0x82>", "<0xAC>"]
-    model = BPE({word: i for i, word in enumerate(words)}, [], byte_fallback=True)
-    tokenizer = Tokenizer(model)
-    tokenizer.add_special_tokens(["<s>"])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
-    return tokenizer.decode, len(words) - 3, [5, 6, 7]  # the last three are one character
-
-
-def test_pieces_join_to_the_text_wherever_it_is_cut(tinypy):
-    """Also inside characters, and behind tokens that have no text."""
-    rng = random.Random(0)
-    euro = tinypy.lm.encode("€")
-    for decode, vocab_size, character in [(tinypy.lm.decode, 300, euro), like_llamas()]:
-        for _ in range(200):
-            ids = [
-                token_id
-                for _ in range(rng.randint(1, 20))
-                for token_id in rng.choice([[rng.randrange(vocab_size)], character])
-            ]
-            so_far, text, at = SoFar(), "", 0
-            while at < len(ids):
-                at = min(len(ids), at + rng.randint(1, 4))
-                reason = "length" if at == len(ids) else None
-                sample = SimpleNamespace(
-                    token_ids=ids[:at], finish_reason=reason, stop=(), decode=decode
-                )
-                text += so_far.news(sample).text
-            assert text == decode(ids)
 
 
 def test_what_comes_within_a_round_is_taken_together_and_the_ends_at_once(monkeypatch):
@@ -197,8 +164,8 @@ def test_a_step_that_fails_once_is_not_noticed(tinypy, error):
 
     async def interrupted(loop):
         inbox = Inbox()
-        loop.submit([7, 8, 9], SamplingParams(12), reader=inbox)
         engine.attention.interrupt(error, countdown=13)
+        loop.submit([7, 8, 9], SamplingParams(12), reader=inbox)
         return await whole(inbox)
 
     with EngineLoop(engine) as loop:
@@ -234,6 +201,104 @@ def test_an_engine_that_fails_again_and_again_ends_its_requests_and_goes_on(tiny
     assert len(ids) == 3 and reason == "length"
     assert "a step has failed" in caplog.text
     assert_empty(engine)
+
+
+class Poison(RuntimeError):
+    pass
+
+
+def poisoned(choose, row_is_bad):
+    """A sampler that fails for rows of some requests, as long as they are in the batch."""
+
+    def sampler(logits, params, draws):
+        if any(map(row_is_bad, params)):
+            raise Poison("a secret of somebody's prompt")
+        return choose(logits, params, draws)
+
+    return sampler
+
+
+@pytest.mark.parametrize("served_by", ["loop", "worker"])
+def test_a_request_that_fails_ends_alone(tinypy, served_by, caplog):
+    """Its neighbours have the tokens that they have without it; a prompt of several chunks, too."""
+    config = replace(CONFIG, max_batch_tokens=16)
+    cases = [(list(range(5, 45)), SamplingParams(9, ignore_eos=True)), ([7], SamplingParams(6)),
+             ([8, 9], SamplingParams(7, temperature=1, seed=3, n=2))]  # fmt: skip
+    expected = Engine(tinypy.lm, config).generate(*zip(*cases, strict=True))
+    bad = SamplingParams(20, cache_salt="bad")
+    engine = Engine(tinypy.lm, config, sampler=poisoned(Sampler(), lambda one: one is bad))
+    with caplog.at_level(logging.ERROR, "minikv"):
+        if served_by == "worker":
+            worker = EngineWorker(tinypy.lm, config, turn_seconds=3600)
+            worker.engine = engine
+            worker.steps = Steps(engine, worker._fail)
+            jobs = [Job(i, *one) for i, one in enumerate([*cases, ([6] * 20, bad)])]
+            turn = worker.turn(jobs, [])
+            found = [
+                [(one.token_ids, one.text, one.finish_reason) for one in turn.progress
+                 if one.job_id == i] for i in range(3)
+            ]  # fmt: skip
+            [error] = [one.error for one in turn.progress if one.job_id == 3]
+            assert not worker.jobs and not engine.has_unfinished
+        else:
+
+            async def everybody(loop):
+                others = [asyncio.create_task(ask(loop, *one)) for one in cases]
+                inbox = Inbox()
+                loop.submit([6] * 20, bad, reader=inbox)
+                with pytest.raises(RequestFailed) as told:
+                    await inbox.take()
+                return [samples for samples, _ in await asyncio.gather(*others)], told.value
+
+            with EngineLoop(engine) as loop:
+                found, error = asyncio.run(everybody(loop))
+    assert found == [samples_of(output) for output in expected]
+    assert str(error) == "the engine has failed: Poison"
+    assert "failed alone" in caplog.text
+    assert_empty(engine)
+
+
+def test_a_request_that_the_engine_cannot_take_ends_alone(tinypy):
+    """Nor a prompt that cannot be scored."""
+
+    def no_lists(sequence):
+        return {}[sequence.token_ids[0]] if sequence.token_ids[0] == 6 else sequence.order
+
+    async def everybody(loop):
+        inbox = Inbox()
+        loop.submit([6], SamplingParams(3), reader=inbox)
+        with pytest.raises(RequestFailed, match="KeyError"):
+            await inbox.take()
+        return await ask(loop, [1, 2], SamplingParams(3, ignore_eos=True))
+
+    with EngineLoop(Engine(tinypy.lm, CONFIG, policy=no_lists)) as loop:
+        [(ids, _, reason)], _ = asyncio.run(everybody(loop))
+    assert len(ids) == 3 and reason == "length"
+    assert_empty(loop.engine)
+
+
+def test_prompts_are_scored_between_the_steps_of_others(tinypy):
+    """A piece at a time: nobody waits for all of them."""
+    asked = Asked(1, logprobs=0, scores_prompt=True)
+    lengths, moved = [], threading.Event()
+
+    class Told:
+        def put(self, found):
+            lengths.append(len(loop._scoring))
+            if found.finish_reason is not None:
+                moved.set()
+
+    with EngineLoop(Engine(tinypy.lm, replace(CONFIG, num_blocks=512))) as loop:
+        held = threading.Event()
+        loop._calls.put(held.wait)  # until all have asked
+        scored = [threading.Event() for _ in range(5)]
+        for event in scored:
+            reader = SimpleNamespace(put=lambda found, event=event: event.set())
+            loop.submit(list(range(2, 700)), asked, reader=reader)
+        loop.submit([5], SamplingParams(8, ignore_eos=True), reader=Told())
+        held.set()
+        assert moved.wait(60) and all(event.wait(60) for event in scored)
+    assert lengths == [5] * 5 + [4] * 3  # a prompt is six pieces
 
 
 def test_closing_ends_what_is_under_way(tinypy):

@@ -9,6 +9,7 @@ import torch
 from cluster_case import Fragile
 from serving_case import CONFIG, KEY, Cluster, OneEngine, server
 from thorough import thorough_after
+from waiting import PATIENCE
 
 from minikv import Engine
 from minikv.serving import Scored
@@ -30,7 +31,8 @@ def at(tinypy, request):
 
 @pytest.fixture(scope="module")
 def client(at):
-    with openai.OpenAI(base_url=f"{at.url}/v1", api_key=KEY, max_retries=0, timeout=30) as client:
+    options = {"api_key": KEY, "max_retries": 0, "timeout": PATIENCE}
+    with openai.OpenAI(base_url=f"{at.url}/v1", **options) as client:
         yield client
 
 
@@ -92,6 +94,7 @@ OPTIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.usual(stream=True, given={})
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("given", "params"), OPTIONS)
 def test_completions(client, expected, given, params, stream):
@@ -99,6 +102,7 @@ def test_completions(client, expected, given, params, stream):
     assert whole(found) == samples_as(expected(PROMPT, **params))
 
 
+@pytest.mark.usual(stream=False, given={})
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("given", "params"), OPTIONS)
 def test_chat(client, expected, given, params, stream):
@@ -273,6 +277,8 @@ def test_several_prompts_and_samples_are_numbered_in_order(client, expected):
     [{"role": "system", "content": "import os"}, {"role": "user", "content": PROMPT}],
     [{"role": "user", "content": [{"type": "text", "text": "import os"}]},
      {"role": "assistant", "content": None}, {"role": "user", "content": PROMPT, "name": "ann"}],
+    [{"role": "user", "content": "import os"}, {"role": "assistant"},
+     {"role": "user", "content": PROMPT}],
 ])  # fmt: skip
 def test_messages_of_every_form(client, expected, messages):
     found = client.chat.completions.create(model="tinypy", messages=messages, max_tokens=9)
@@ -394,7 +400,23 @@ REFUSED = [
     (H, {"frequency_penalty": -3}, openai.BadRequestError, "frequency_penalty: .* -2, was -3"),
     (C, {"presence_penalty": "1"}, openai.BadRequestError, "presence_penalty: .* number, was '1'"),
     (C, {"extra_body": {"repetition_penalty": 0}}, openai.BadRequestError,
-     "repetition_penalty: .* greater than 0, was 0"),
+     "repetition_penalty: .* greater than or equal to 0.01, was 0"),
+    (C, {"extra_body": {"repetition_penalty": 1e-38}, "temperature": 1}, openai.BadRequestError,
+     "repetition_penalty: .* was 1e-38"),
+    (C, {"extra_body": {"repetition_penalty": 1e38}}, openai.BadRequestError,
+     "repetition_penalty: .* equal to 100, was 1e"),
+    (C, {"extra_body": {"top_k": 10**400}, "temperature": 1}, openai.BadRequestError,
+     "top_k: .* was 1000"),
+    (C, {"seed": 2**64, "temperature": 1}, openai.BadRequestError, "seed: .* was 1844"),
+    (C, {"logit_bias": {"01": 1}}, openai.BadRequestError, "logit_bias: must have token ids"),
+    (C, {"logit_bias": {"2048": 5}}, openai.BadRequestError, "logit_bias: 2048 is no token id"),
+    (C, {"extra_body": {"logit_bias": [1]}}, openai.BadRequestError, "logit_bias: must be an obj"),
+    (C, {"extra_body": {"logit_bias": {"1": "x"}}}, openai.BadRequestError, "logit_bias: .* 'x'"),
+    (C, {"extra_body": {"stop": [2048]}}, openai.BadRequestError, "stop: 2048 is no token id"),
+    (C, {"stop": ["a"] * 17}, openai.BadRequestError, "stop: at most 16 .* were 17"),
+    (C, {"stop": "y" * 500_000}, openai.BadRequestError, "stop: .* 1000 characters, had 500000"),
+    (C, {"user": "y" * 1001}, openai.BadRequestError, "user: .* 1000 characters"),
+    (C, {"extra_body": {"cache_salt": "y" * 1001}}, openai.BadRequestError, "cache_salt: "),
     (C, {"stream_options": {"include_usage": True}}, openai.BadRequestError, "stream_options"),
     (C, {"extra_body": {"invented": 1}}, openai.BadRequestError, "invented: is not supported"),
     (H, {"messages": []}, openai.BadRequestError, "messages: is empty"),

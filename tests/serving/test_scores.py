@@ -12,7 +12,7 @@ from minikv import ConcatCache, Engine, Sampler
 from minikv.cluster.front import Front
 from minikv.cluster.routing import ByPrefix
 from minikv.serving import Scored
-from minikv.serving.scores import Asked
+from minikv.serving.scores import Asked, Scoring
 from minikv.speculative import Drafter, Proposal
 
 PENALTIES = [
@@ -163,7 +163,10 @@ def test_a_prompt_is_told_with_the_first_token(tinypy, ahead):
     asked = Asked(4, n=3, temperature=1, seed=2, logprobs=0, scores_prompt=True, ignore_eos=True)
     rows = tinypy.lm.logits(prompt).log_softmax(-1)
     right = [rows[at, token_id].item() for at, token_id in enumerate(prompt[1:])]
-    [samples] = answers(engine, [(prompt, asked, None)])
+    scoring = Scoring(engine.runner, prompt, asked)
+    while not scoring.advance():
+        pass
+    [samples] = answers(engine, [(prompt, scoring.params, None)])
     for first, *others in samples:
         assert first.prompt == prompt and not any(one.prompt for one in others)
         told = [one.logprob for one in first.prompt[1:]]

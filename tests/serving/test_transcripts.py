@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from serving_case import server
+from waiting import PATIENCE
 
 DOCS = Path(__file__).parents[2] / "docs" / "ENGINE.md"
 BLOCKS = re.findall(r"```console\n(.*?)```", DOCS.read_text(), re.DOTALL)
@@ -42,7 +43,7 @@ def test_a_transcript_is_true(at, block):
     command, _, shown = block.removeprefix("$ ").replace("\\\n", "").partition("\n")
     assert "localhost:8000" in command
     command = command.replace("localhost:8000", at.url.removeprefix("http://"))
-    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30)
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE)
     assert ran.returncode == 0, ran.stderr
     found = [shape_of_line(one) for one in ran.stdout.splitlines() if one]
     expected = [shape_of_line(one) for one in shown.splitlines() if one]

@@ -1,15 +1,15 @@
 """Views of an engine: they disturb nobody, cost nothing if there are none, and tell no secrets."""
 
 import asyncio
+import itertools
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import httpx
 import pytest
-from cluster_case import until
 from serving_case import CONFIG, KEY, server
+from waiting import PATIENCE, until
 
 from minikv import Engine, SamplingParams
 from minikv.serving import EngineLoop, Inbox
@@ -32,7 +32,7 @@ def test_every_step_is_told_and_pictures_are_whole(tinypy):
     engine = Engine(tinypy.lm, CONFIG)
 
     async def watched(loop):
-        view, found = View(), []
+        view, found = View(clock=itertools.count().__next__), []  # each step has its picture
 
         async def look():
             while (one := await view.take()) is not None:
@@ -40,19 +40,18 @@ def test_every_step_is_told_and_pictures_are_whole(tinypy):
 
         loop.watch(view)
         looking = asyncio.create_task(look())
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(until, lambda: loop._watchers)
         before = engine.stats().steps
         params = SamplingParams(40, ignore_eos=True, n=2, temperature=1.0)
         asked = await asyncio.gather(*(ask(loop, list(range(1, 40)), params) for _ in range(3)))
-        await asyncio.sleep(0.1)
-        loop.unwatch(view)
+        loop.unwatch(view)  # after the last step, as all that is asked for
+        await asyncio.to_thread(until, lambda: not loop._watchers and not view._steps)
         view.end()
         await looking
         return found, asked, engine.stats().steps - before
 
     with EngineLoop(engine) as loop:
         found, _, num_steps = asyncio.run(watched(loop))
-        until(lambda: not loop._watchers)
     steps = [step for _, some in found for step in some]
     assert len(steps) == num_steps and sum(generated for _, generated in steps) == 3 * 2 * 40
     assert any(len(picture.held) == 3 for picture, _ in found)
@@ -82,7 +81,8 @@ def test_nobody_is_disturbed_by_a_watcher_that_fails(tinypy, caplog):
 
 def first_event(url, key=KEY, **params):
     head = {"Authorization": f"Bearer {key}"} if key else {}
-    with httpx.stream("GET", f"{url}/events", params=params, headers=head, timeout=30) as found:
+    options = {"params": params, "headers": head, "timeout": PATIENCE}
+    with httpx.stream("GET", f"{url}/events", **options) as found:
         assert found.status_code == 200, found.read()
         for line in found.iter_lines():
             if line.startswith("data: "):
@@ -94,22 +94,23 @@ def test_a_view_ends_when_its_page_is_closed_and_with_the_server(tinypy, monkeyp
     head = {"Authorization": f"Bearer {KEY}"}
 
     def stay(url):
-        with httpx.stream("GET", f"{url}/events", headers=head, timeout=60) as found:
-            with suppress(httpx.RemoteProtocolError):  # it was cut off
-                for _ in found.iter_lines():
-                    pass
-            return time.monotonic()
+        stream = httpx.stream("GET", f"{url}/events", headers=head, timeout=PATIENCE)
+        with suppress(httpx.RemoteProtocolError), stream as found:  # it was cut off
+            for _ in found.iter_lines():
+                pass
 
-    with ThreadPoolExecutor() as threads:
-        with server(tinypy.lm) as at:
-            loop = at.by.target
-            assert first_event(at.url)["blocks"] == CONFIG.num_blocks
-            until(lambda: not loop._watchers)
-            staying = [threads.submit(stay, at.url) for _ in range(2)]
-            until(lambda: len(loop._watchers) == 2)
-            assert at.ask("/events").status_code == 503
-            closed = time.monotonic()
-        assert max(one.result() for one in staying) - closed < 20, "the server would wait for 30 s"
+    with ThreadPoolExecutor() as threads, ExitStack() as stack:
+        patient = {"drain": 2 * PATIENCE}  # with all others
+        at = stack.enter_context(server(tinypy.lm, connections=patient))
+        loop = at.by.target
+        assert first_event(at.url)["blocks"] == CONFIG.num_blocks
+        until(lambda: not loop._watchers)
+        staying = [threads.submit(stay, at.url) for _ in range(2)]
+        until(lambda: len(loop._watchers) == 2)
+        assert at.ask("/events").status_code == 503
+        staying.append(threads.submit(stack.close))
+        for one in staying:
+            one.result(PATIENCE)
 
 
 def test_texts_are_told_to_those_who_sent_them(tinypy):

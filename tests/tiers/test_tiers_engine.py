@@ -76,6 +76,7 @@ def test_another_process_finds_what_was_flushed(engine_of, llama, other_lm, tmp_
     engine.tiers.flush()
     engine.tiers.disk.close()
     again = engine_of(num_blocks=64, host_blocks=16, disk_path=tmp_path)
+    fetch_everything(again)
     assert again.tiers.where(PROMPT) == ["disk"] * 8
     [out] = generate(again, [PROMPT], params())
     assert out.token_ids == greedy_tokens(llama.lm, PROMPT, 4)

@@ -4,12 +4,11 @@ import random
 import signal
 import sys
 import threading
-import time
 
 import pytest
 from tiers_case import SlowTier, ends
+from waiting import PATIENCE, until
 
-from minikv.tiers import store
 from minikv.tiers.store import Background
 
 NAMES = [bytes([i]) * 32 for i in range(4)]
@@ -24,9 +23,9 @@ def use(background):
     """Every call that an engine makes."""
     for name in NAMES[:3]:
         background.put(name, NAMES[3], bytes(300))
-    background.get(NAMES, lambda entry, name: memoryview(entry)).done.wait(1)
-    background.ask(NAMES).done.wait(1)
-    assert background.wait(5)
+    background.get(NAMES, lambda entry, name: memoryview(entry)).done.wait(PATIENCE)
+    background.ask(NAMES).done.wait(PATIENCE)
+    assert background.wait(PATIENCE)
 
 
 def assert_usable(background):
@@ -36,10 +35,10 @@ def assert_usable(background):
     def finish():
         assert background.put(b"n" * 32, NAMES[3], b"bytes of a block")
         fetch = background.get([b"n" * 32], lambda entry, name: memoryview(entry)[-16:])
-        assert fetch.done.wait(10) and bytes(fetch.found[b"n" * 32]) == b"bytes of a block"
-        assert background.wait(10) and b"n" * 32 in background.tier.entries
+        assert fetch.done.wait(PATIENCE) and bytes(fetch.found[b"n" * 32]) == b"bytes of a block"
+        assert background.wait(PATIENCE) and b"n" * 32 in background.tier.entries
         question = background.ask([b"n" * 32])
-        assert question.done.wait(10) and question.there
+        assert question.done.wait(PATIENCE) and question.there
         background.close()
         done.append(True)
 
@@ -106,11 +105,10 @@ def test_an_interrupt_at_any_moment_leaves_a_tier_usable():
 
 
 @pytest.mark.parametrize("patience", [None, 0.1])
-def test_nobody_waits_for_a_tier_that_never_answers(monkeypatch, patience):
-    monkeypatch.setattr(store, "STUCK", 0.1)
+def test_nobody_waits_for_a_tier_that_never_answers(patience):
     tier = SlowTier()
     tier.go.clear()
-    background = Background(tier)
+    background = Background(tier, stuck=0.1)
     fetch = background.get(NAMES, lambda entry, name: memoryview(entry))
     results = []
 
@@ -124,7 +122,7 @@ def test_nobody_waits_for_a_tier_that_never_answers(monkeypatch, patience):
     tier.go.set()
     ends(background._thread.join)
     assert fetch.done.is_set()
-    ends(lambda: background.get(NAMES, memoryview).done.wait(60))
+    ends(lambda: background.get(NAMES, memoryview).done.wait(PATIENCE))
 
 
 def test_a_wait_ends_with_the_first_write_that_fails(monkeypatch):
@@ -135,15 +133,14 @@ def test_a_wait_ends_with_the_first_write_that_fails(monkeypatch):
     class Failing(SlowTier):
         def put_many(self, entries):
             writes.append(list(entries))
-            while len(writes) == 1 and not background._waits:
-                time.sleep(0.001)
-            assert len(writes) == 1 or go.wait(60)
+            until(lambda: len(writes) > 1 or background._waits)
+            assert len(writes) == 1 or go.wait(PATIENCE)
             raise OSError("no")
 
     background = Background(Failing())
     for name in NAMES:
         background.put(name, NAMES[3], bytes(10))
-    ends(lambda: results.append(background.wait()), 30)
+    ends(lambda: results.append(background.wait()))
     assert results == [False] and writes[0] == [NAMES[0]] and len(writes) <= 2
     go.set()
     background.close()

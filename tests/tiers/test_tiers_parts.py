@@ -4,8 +4,10 @@ Moves, the break-even length, safe files and the check of a session are what cha
 examine, against other solutions."""
 
 import random
+from collections import Counter
 
 import pytest
+from helpers import meets
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers_case import damaged
@@ -79,8 +81,12 @@ def test_ten_thousand_damaged_entries_are_refused():
 # ── Costs ─────────────────────────────────────────────────────────────────────
 
 
+MET = Counter()
+
+
+@meets(MET, {"all": 10, "none": 10, "some": 3})
 @given(
-    tiers=st.lists(st.sampled_from(["host", "disk"]), max_size=12),
+    tiers=st.lists(st.sampled_from(["host", "disk"]), min_size=2, max_size=12),
     latency=st.floats(0, 1), bandwidth=st.floats(1, 100), rate=st.floats(0.1, 100),
 )  # fmt: skip
 def test_blocks_to_fetch_is_the_best_of_all_counts(tiers, latency, bandwidth, rate):
@@ -95,6 +101,7 @@ def test_blocks_to_fetch_is_the_best_of_all_counts(tiers, latency, bandwidth, ra
 
     count = blocks_to_fetch(tiers, 10, 4, links, prefill)
     best = min(map(seconds, range(len(tiers) + 1)))
+    MET["all" if count == len(tiers) else "some" if count else "none"] += 1
     assert seconds(count) == pytest.approx(best, rel=1e-9, abs=1e-9)
 
 
@@ -167,21 +174,26 @@ def test_what_a_plan_frees_is_not_given_out_in_it():
     assert pool.num_free == 1 and pool.allocate() == block_id != other
 
 
-@given(st.lists(st.tuples(st.sampled_from("anrtx"), st.integers(0, 5)), max_size=60))
+@meets(MET, {"named": 1, "touched": 1, "held again": 1, "names lost": 1})
+@given(st.lists(st.tuples(st.sampled_from("anrtx"), st.integers(0, 4)), min_size=20, max_size=60))
 def test_host_pool_invariants(operations):
     pool, held = HostPool(4), []
     for operation, which in operations:
-        name = b"%d" % which
+        name, known = b"%d" % which, len(pool._names)
         if operation == "a" and pool.num_free:
             held.append(pool.allocate())
         elif operation == "n" and held and name not in pool and held[-1] not in pool._names:
             pool.remember(held[-1], name)
+            MET["named"] += 1
         elif operation == "r" and held:
             pool.release(held.pop(which % len(held)))
         elif operation == "t" and name in pool:
             pool.touch(name)
+            MET["touched"] += 1
         elif operation == "x" and name in pool and pool.ref_count(pool.find(name)) == 0:
             pool.acquire(pool.find(name))
             held.append(pool.find(name))
+            MET["held again"] += 1
+        MET["names lost"] += len(pool._names) < known
         pool.check()
         assert pool.num_free == 4 - len(held)

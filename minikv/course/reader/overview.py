@@ -181,12 +181,14 @@ class Overview:
             help_ = "solution seen" if entry.seen_solution else hints
             rows.append(
                 f"<tr><td>{exercise.id} {escape(exercise.title)}</td><td>{day}</td>"
+                f"<td>{escape(entry.version or '–')}</td>"
                 f"<td class='number'>{exercise.minutes}</td>"
                 f"<td class='number'>{entry.tries}</td><td>{help_}</td></tr>"
             )
         return (
             f"<h2>{escape(_name(chapter))}</h2>\n<p>{self.count(chapter)}</p>\n"
             "<table><thead><tr><th scope='col'>exercise</th><th scope='col'>passed</th>"
+            "<th scope='col'>of version</th>"
             "<th scope='col' class='number'>minutes</th><th scope='col' class='number'>tries</th>"
             "<th scope='col'>help</th></tr></thead>\n<tbody>" + "\n".join(rows) + "</tbody></table>"
         )

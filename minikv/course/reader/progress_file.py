@@ -5,6 +5,7 @@ import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+import minikv
 from minikv.course.exercises import reader_files
 from minikv.course.exercises.files import write_whole
 from minikv.course.exercises.manifest import Exercise, chapter_of, chapters, find
@@ -19,6 +20,7 @@ class Entry:
     tries: int = 0
     first: float | None = None
     passed: float | None = None  # when it first did; None: not passed
+    version: str | None = None  # of the course, when it first passed
     hints: int = 0
     seen_solution: bool = False
     solved: bool = False  # it was passed once, so nothing is given away any more
@@ -106,7 +108,9 @@ def note(report: Report, alone: bool = True) -> None:
             kept.tries += 1
             kept.first = kept.first or now
         if report.passed:
-            kept.passed, kept.fingerprint = kept.passed or now, report.fingerprint
+            if kept.passed is None:
+                kept.passed, kept.version = now, minikv.__version__
+            kept.fingerprint = report.fingerprint
             kept.solved = True
         elif alone and kept.fingerprint in (None, report.fingerprint):  # the code that passed
             kept.passed = None

@@ -2,7 +2,9 @@
 
 FOLDER/
   README.md                    where to begin
+  AGENTS.md                    what an assistant that writes code may do here
   notebooks/   exercises/      the reader's, from the first moment on
+  docs/                        the page that the notebooks link
   engine/                      the package's source, for reading: what runs is the installed one
   .minikv/                     what the course has put there, so that an update can tell it
                                from what the reader has written
@@ -21,6 +23,7 @@ from minikv.course.exercises.reader_files import MARK
 from minikv.course.exercises.skeletons import skeleton
 
 PACKAGE = Path(minikv.__file__).parent
+REAL_ENGINES = "docs/REAL_ENGINES.md"
 EXERCISES_DOC = '"""Your exercises: `chNN_name.py`, one file per chapter."""\n'
 README = """# Your copy of the minikv course
 
@@ -44,9 +47,8 @@ def notebooks() -> dict[str, str]:
 
     Outputs that answer a prediction are left out: the reader predicts, and then runs the cells.
     """
-    inside, checkout = PACKAGE / "notebooks", PACKAGE.parent / "notebooks"
     found = {}
-    for file in sorted((inside if inside.is_dir() else checkout).glob("*.ipynb")):
+    for file in sorted(_shipped("notebooks").glob("*.ipynb")):
         notebook = json.loads(file.read_text(encoding="utf-8"))
         for cell in notebook["cells"]:
             if cell["metadata"].get("jupyter", {}).pop("outputs_hidden", False):
@@ -56,6 +58,12 @@ def notebooks() -> dict[str, str]:
             text = text.replace(old, new)
         found[file.name] = text
     return found
+
+
+def _shipped(name: str) -> Path:
+    """A file or folder that a wheel has inside of the package, and a checkout beside it."""
+    inside = PACKAGE / name
+    return inside if inside.exists() else PACKAGE.parent / name
 
 
 def skeletons() -> dict[str, str]:
@@ -85,7 +93,7 @@ def unpack(folder: Path) -> list[str]:
         )
     wanted = _files()
     if begun is None:
-        ours = {*wanted, "minikv"} - {"README.md"}  # a README of the reader's own may stay
+        ours = {*wanted, "minikv"} - {"README.md", "AGENTS.md"}  # a reader's own may stay
         strange = sorted(name for name in ours if (folder / name).exists())
         if strange:
             raise ReaderError(
@@ -149,7 +157,9 @@ def _files() -> dict[str, str]:
         **{f"notebooks/{name}": text for name, text in notebooks().items()},
         **{f"exercises/{name}": text for name, text in skeletons().items()},
         "exercises/__init__.py": EXERCISES_DOC,
+        REAL_ENGINES: _shipped(REAL_ENGINES).read_text(encoding="utf-8"),
         "README.md": README,
+        "AGENTS.md": Path(__file__).with_name("AGENTS.md").read_text(encoding="utf-8"),
     }
 
 

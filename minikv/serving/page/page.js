@@ -118,7 +118,7 @@ $("key").addEventListener("change", () => {
 
 function show(state) {
   const pool = $("pool"), holders = new Map(), texts = new Map(), now = performance.now();
-  while (pool.children.length < state.blocks) pool.append(make("div", "block"));
+  while (pool.children.length < state.ids) pool.append(make("div", "block"));
   for (const one of state.requests)
     for (const id of one.blocks) holders.set(id, [...(holders.get(id) || []), one.id]);
   for (const node of state.tree) for (const id of node.blocks) texts.set(id, node.text);
@@ -134,8 +134,10 @@ function show(state) {
       (lost ? " evicted" : "") + (id === chosen ? " chosen" : "");
   });
   const held = holders.size, only = [...texts.keys()].filter((id) => !holders.has(id)).length;
-  $("pool-says").textContent = `${state.blocks} of ${state.block_size} tokens: ${held} held ` +
-    `(${shared} shared), ${only} only cached, ${state.blocks - held - only} free`;
+  // Where layers with a window give memory back, there are more ids than memory for whole blocks.
+  const memory = state.ids > state.blocks ? `${state.used} used, of which ` : "";
+  $("pool-says").textContent = `${state.blocks} of ${state.block_size} tokens: ${memory}${held} held ` +
+    `(${shared} shared), ${only} only cached, ${state.blocks - state.used} free`;
   $("requests-says").textContent = `${state.running} running, ${state.waiting} waiting, ` +
     plural(state.preemptions, "preemption");
   $("requests").replaceChildren(...state.requests.map((one) => {

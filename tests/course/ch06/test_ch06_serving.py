@@ -336,6 +336,7 @@ def test_pictures_of_a_comparison(comparison):
         latency_picture(comparison, "second token")
 
 
+@pytest.mark.thorough
 def test_pictures_of_the_batch(comparison, squeezed):
     runs = {way: comparison.typical(way) for way in WAYS}
     assert all(way in shown(timeline_picture(runs)) for way in WAYS)

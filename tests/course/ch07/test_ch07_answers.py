@@ -1,9 +1,10 @@
 """Chapter 07's cache without a tree does what the tree does; what is kept of a turn; the finale."""
 
 import random
+from collections import Counter
 
 import pytest
-from helpers import careful_engine, drain, greedy_tokens, small
+from helpers import careful_engine, drain, greedy_tokens, meets, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,10 @@ from minikv.course.chapters.ch07_radix_prefix_cache.four_requests import FourReq
 from minikv.course.exercises.skeletons import broken
 from minikv.testing import LoggingPool
 
+MET = Counter()
 
+
+@meets(MET, {"hits": 60, "behind a hit": 60, "evicted": 200})
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), size=st.integers(1, 3))
 def test_it_finds_and_evicts_what_the_tree_does(seed, size):
@@ -38,6 +42,10 @@ def test_it_finds_and_evicts_what_the_tree_does(seed, size):
                 for block_id in own:
                     pool.release(block_id)
             cache.check()
+        if kind == "e":
+            MET["evicted"] += results[0] > 0
+        else:
+            MET["hits" if kind == "m" else "behind a hit"] += results[0][1] > 0
         assert results[0] == results[1] and pools[0].freed == pools[1].freed
         assert caches[0].num_cached_blocks == caches[1].num_cached_blocks
         assert caches[0].num_evictable_blocks == caches[1].num_evictable_blocks

@@ -1,11 +1,12 @@
 """The viewers of the radix tree and of beams: what they draw is what the live objects said."""
 
 import re
+from collections import Counter
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from helpers import assert_empty, cached_prefixes, small
+from helpers import assert_empty, cached_prefixes, meets, small
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.patches import FancyBboxPatch
@@ -148,8 +149,12 @@ MOVES = st.lists(
         st.lists(st.integers(0, 1), max_size=10),
         st.sampled_from([None, None, "salt"]),
     ),
+    min_size=5,
     max_size=25,
 )
+
+
+MET = Counter()
 
 
 def play(moves, num_blocks=24):
@@ -162,7 +167,7 @@ def play(moves, num_blocks=24):
             elif move == "b":
                 tree.begin(style.letter(number), tokens, salt)
             elif move == "e":
-                tree.cache.evict(len(tokens))
+                MET["evicted"] += tree.cache.evict(len(tokens)) > 0
             elif tree.nodes:
                 tree.end(sorted(tree.nodes)[len(tokens) % len(tree.nodes)])
         except OutOfBlocks:
@@ -171,6 +176,7 @@ def play(moves, num_blocks=24):
         yield tree
 
 
+@meets(MET, {"evicted": 15, "inserted": 60, "shared": 20})
 @given(MOVES)
 def test_what_is_said_is_what_is_there(moves):
     before = {}
@@ -193,9 +199,12 @@ def test_what_is_said_is_what_is_there(moves):
             moved = {key for key in before.keys() & now if before[key][0] != now[key][0]}
             assert inserted == now.keys() - before.keys() | moved
             assert evicted == before.keys() - now.keys() | moved
+            MET["inserted"] += len(inserted) > 0
+            MET["shared"] += any(block.holders for block in step.blocks.values())
         before = now
 
 
+@meets(MET, {"trees": 5})
 @given(MOVES)
 def test_the_turns_are_those_of_eviction(moves):
     *_, tree = [None, *play(moves)]
@@ -208,6 +217,7 @@ def test_the_turns_are_those_of_eviction(moves):
     while tree.cache.evict(1):
         pass
     assert evicted == expected
+    MET["trees"] += len(turns) > 2
 
 
 @given(MOVES)
@@ -413,6 +423,7 @@ def long_tree(depth, branches, block_texts=None):
     return tree.history
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("block_texts", [None, lambda ids: "def function(argument):\n        "])
 @pytest.mark.parametrize(
     ("depth", "branches"), thorough_after(2, [(1, 1), (7, 5), (2, 6), (4, 3), (30, 2)])
@@ -616,6 +627,7 @@ def test_beams_of_any_block_size(tinypy, block_size):
     check_paper(history.picture().figure)
 
 
+@pytest.mark.thorough
 def test_beams_drawn_block_by_block(beams):
     for index, step in enumerate(beams.steps):
         figure = beams.frame(index)

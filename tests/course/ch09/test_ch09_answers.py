@@ -5,6 +5,7 @@ import importlib.util
 import pytest
 import torch
 from four_ways import right
+from thorough import thorough_after
 
 if importlib.util.find_spec("numba") is None:
     pytest.skip("no Numba here", allow_module_level=True)
@@ -48,8 +49,10 @@ def test_queries_may_be_slices_of_one_projection():
         torch.testing.assert_close(function(apart[:, 1:5], *others), function(q, *others))
 
 
-@pytest.mark.parametrize("how", [{"step": ch09.decode_step}, *(
-    {"backend": KernelAttention.of(function)} for function in DECODES)])  # fmt: skip
+WAYS = [{"step": ch09.decode_step}, *({"backend": KernelAttention.of(f)} for f in DECODES)]
+
+
+@pytest.mark.parametrize("how", thorough_after(2, WAYS))
 def test_the_engine_writes_the_oracles_tokens(tinypy, how):
     prompts = [tinypy.lm.encode(text) for text in ("import os\n", "def fib(n):\n    if", "x = [")]
     engine = engine_by(tinypy.lm, **how, num_blocks=24, max_num_seqs=2)
@@ -160,6 +163,7 @@ def checked(exercises, id_, text):
     return Report.of(process.run(find(id_)))
 
 
+@pytest.mark.thorough
 def test_a_contained_check_compiles_and_passes(exercises):
     """One of them: `test_journey` has every exercise."""
     report = checked(exercises, "09.4", right(find("09.4")))

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster_case import until
 from store_case import needs_a_store
 from tiers_case import fetch_everything
+from waiting import until
 
 import minikv
 from minikv.cluster.breaker import Breaker
@@ -28,15 +28,8 @@ from minikv.course.chapters.ch13_distributed_kv.given import (
 )
 from minikv.course.chapters.ch13_distributed_kv.store_viewer import STORE, StoreFlow
 from minikv.course.measure.workload import write_code
-from minikv.tiers import tiers
 
 ONE_TOKEN = minikv.SamplingParams(max_tokens=1)
-
-
-@pytest.fixture(autouse=True)
-def no_hurry(monkeypatch):
-    """A store's answer is waited for, however busy this machine is."""
-    monkeypatch.setattr(tiers, "ANSWER_SOON", 20.0)
 
 
 @pytest.mark.parametrize("size", [1, 4, 16])

@@ -24,6 +24,7 @@ def test_a_seed_is_one_load_that_the_budget_can_serve(lm):
         assert longest <= min(capstone.BUDGET, lm.config.max_context) - 16
 
 
+@pytest.mark.thorough
 def test_time_is_that_of_the_steps_and_tokens_are_the_oracles(lm):
     talks = [talk for talk in capstone.load_of(lm, 1) if talk.kind != "document"][:3]
     begins = talks[0].begins

@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+import os
 import random
-import time
+from unittest.mock import Mock
 from urllib.request import Request, urlopen
 
+import httpx
 import pytest
+from waiting import PATIENCE
 
+from minikv.course.chapters.ch15_serving import given
 from minikv.course.chapters.ch15_serving.answers import (
     Front,
     Inbox,
@@ -99,22 +103,37 @@ def test_own_blocks_are_found_after_a_preemption(lm):
     assert everything > 0.1 and hit_rate(found) == 0.0
 
 
-def test_the_server_ends_at_its_deadline(lm):
+def test_the_server_ends_at_its_deadline(lm, monkeypatch):
+    """It comes when the test says so."""
+    timers = []
+    monkeypatch.setattr(given, "Timer", lambda *told: timers.append(told) or Mock())
     body = {"prompt": "def f(", "max_tokens": 4}
     with server(lm, seconds=2.0, attention="torch") as (url, _):
 
         def ask() -> dict:
             request = Request(f"{url}/completions", json.dumps(body).encode(), method="POST")
-            with urlopen(request, timeout=10) as answer:
+            with urlopen(request, timeout=PATIENCE) as answer:
                 return json.load(answer)
 
         assert ask()["usage"]["completion_tokens"] == 4
-        with urlopen(url.removesuffix("/v1") + "/metrics", timeout=10) as answer:
+        with urlopen(url.removesuffix("/v1") + "/metrics", timeout=PATIENCE) as answer:
             bounds, counts = buckets(answer.read().decode(), "time_to_first_token_seconds")
         assert bounds[-1] == INF and counts[-1] == 1 and bounds == sorted(bounds)
-        time.sleep(2.0)
+        [(seconds, at_the_end)] = timers
+        assert seconds == 2.0
+        at_the_end()
         with pytest.raises(OSError, match="500"):
             ask()
+
+
+def test_no_proxy_stands_between_a_client_and_the_server(lm, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setenv("no_proxy", "elsewhere")
+    with server(lm) as (url, _):
+        assert httpx.get(f"{url}/models").status_code == 200
+        with urlopen(f"{url}/models", timeout=20) as answer:
+            assert answer.status == 200
+    assert os.environ["no_proxy"] == "elsewhere"
 
 
 def test_a_bill():

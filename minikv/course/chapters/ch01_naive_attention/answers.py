@@ -1,5 +1,4 @@
-"""Chapter 01: attention for one query in plain Python, heads packed by group, and the arithmetic
-of computing everything again."""
+"""Chapter 01: attention for one query in plain Python, and heads packed by group."""
 
 import math
 
@@ -54,28 +53,3 @@ def grouped_attention(
     weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
     out = torch.einsum("kgtl,lkd->tkgd", weights, v)  # (T, K, G, D)
     return out.flatten(1, 2)  # (T, K * G, D)
-
-
-def work_of_generation(prompt_tokens: int, new_tokens: int) -> dict[str, int]:
-    """What naive generation computes, for at least one prompt token and at least one new token.
-
-    Every pass feeds all tokens so far and gives one new token. The last new token is never fed.
-
-    "rows"        token rows that go through the model, all passes together
-    "new rows"    how many of them no earlier pass has computed
-    "scores"      products q · k that one head of one layer computes, all passes together: each
-                  row with each row of its pass, masked or not
-    "new scores"  how many of them remain if no row is computed twice and no masked score is
-                  computed: each row once, with itself and the rows before it
-
-    With 2 prompt tokens and 3 new ones, the passes have 2, 3 and 4 rows. That is 9 rows, 4 of
-    them new; 4 + 9 + 16 = 29 scores, of which 1 + 2 + 3 + 4 = 10 are needed.
-    """
-    passes = range(prompt_tokens, prompt_tokens + new_tokens)
-    longest = passes[-1]
-    return {
-        "rows": sum(passes),
-        "new rows": longest,
-        "scores": sum(length * length for length in passes),
-        "new scores": longest * (longest + 1) // 2,
-    }

@@ -1,7 +1,7 @@
 """Pictures of chapter 01: tables of squares, one layer, heads in groups, turns, and repeated work.
 
-Each function takes what the notebook has computed and returns a Picture; `RepeatedWork` also
-has a player.
+Each function takes what the notebook has computed and returns a Picture; `RepeatedWork` is a
+player.
 """
 
 import math
@@ -23,7 +23,6 @@ from minikv.course.pictures.style import (
     Picture,
     canvas,
     ink_on,
-    new_axes,
     tint,
 )
 from minikv.course.pictures.timeline import visible
@@ -328,17 +327,6 @@ class RepeatedWork:
         new = length if number == 0 else 1
         axes.set_title(f"pass {number + 1}: {length} rows, {new} new", fontsize=9, color=INK)
 
-    def picture(self) -> Picture:
-        """The first, the second and the last pass."""
-        again = sum(self.rows[:-1])
-        counts = f"{sum(self.rows)} rows; {again} of them had been computed before"
-        title = f"{self.passes} tokens take {counts}"
-        figure, row = panels(title, 3, 3.1)
-        for axes, number in zip(row, (0, 1, self.passes - 1), strict=True):
-            self.draw(axes, number)
-        alt = f"The attention matrix of passes 1, 2 and {self.passes}, a row longer each time."
-        return Picture(figure, f"{alt} {title}.")
-
     def frame(self, step: int) -> Figure:
         computed = sum(self.rows[:step])
         first_time = self.rows[step - 1] if step else 0
@@ -365,23 +353,4 @@ class RepeatedWork:
             fed = self.rows[step - 1]
             return f"pass {step}: reads {fed} tokens, the last is {visible(self.tokens[fed - 1])!r}"
 
-        return Player("naive generation", self.passes, self.frame, caption, start=1)
-
-
-def cost(lengths: Sequence[int], milliseconds: Sequence[float]) -> Picture:
-    """Time of a pass over its length, both logarithmic."""
-    taken = dict(zip(lengths, milliseconds, strict=True))
-    flat = max(length for length in lengths if taken[length] < 1.25 * taken[lengths[0]])
-    longest = max(lengths)
-    factor = taken[longest] / taken[longest // 2]
-    growth = f"From {longest // 2:,} to {longest:,}: {factor:.1f}×"
-    title = f"Up to {flat} tokens: about the same. {growth}"
-    figure, axes = new_axes(title, "tokens in the pass", "ms per pass (= per new token)", 3.2)
-    axes.loglog(lengths, milliseconds, "o-", color=BLUE, lw=1)
-    axes.set_xticks(lengths, labels=map(str, lengths))
-    low, high = 0.7 * min(milliseconds), 1.4 * max(milliseconds)
-    ticks = [ms for ms in (0.3, 1, 3, 10, 30, 100, 300, 1000) if low < ms < high]
-    axes.set_yticks(ticks, labels=map(str, ticks))
-    axes.set_ylim(low, high)
-    axes.minorticks_off()
-    return Picture(figure, f"Time of a pass over its length, both logarithmic. {title}.")
+        return Player("naive generation", self.passes, self.frame, caption, start=self.passes)

@@ -382,36 +382,6 @@ scenario(
 )  # fmt: skip
 
 
-# ── 01.6 What is recomputed ───────────────────────────────────────────────────
-
-
-def work(mine, program, log: Log) -> None:
-    name, prompt, new = program
-    text = f"a prompt of {prompt} and {counted(new, 'new token')}"
-    found = call(log, text, mine.work_of_generation, prompt=prompt, new=new)
-    if isinstance(found, dict):
-        log(text, {f"{name!r} is a key:": name in found})
-        log(text, {name: found.get(name)})
-
-
-SIZES = [(2, 3), (12, 8), (1, 1), (5, 1), (1, 6), (170, 32), *product(range(1, 9), range(1, 9)),
-         (4000, 1), (1, 900), (1000, 1000)]  # fmt: skip
-
-scenario(
-    "01.6",
-    work,
-    *(
-        Group(f"{name}, for {len(SIZES)} pairs of lengths", [(name, *size) for size in SIZES], look)
-        for name, look in {
-            "rows": "how many rows does each pass have? Write them down and add them",
-            "new rows": "which rows of the second pass were in the first?",
-            "scores": "a pass of n rows: how many products q · k, before the mask?",
-            "new scores": "the worked example, then one case by hand",
-        }.items()
-    ),
-)
-
-
 # ── tinypy on the reader's parts ──────────────────────────────────────────────
 
 PROMPT = "def area(width, height):\n    return"

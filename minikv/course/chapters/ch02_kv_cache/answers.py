@@ -1,5 +1,5 @@
-"""Chapter 02: the loop that a cache makes possible, what appending writes, PyTorch's own attention
-over a cache, and a prefix that many requests share."""
+"""Chapter 02: the loop that a cache makes possible, PyTorch's own attention over a cache, and a
+prefix that many requests share."""
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +21,7 @@ def generate_with_cache(
     `cache` is a ConcatCache, or anything else with `num_tokens` and `attend`. The prompt, of at
     least one token, follows the tokens that are already in it: its first token stands at position
     cache.num_tokens. `max_tokens` is at least 1, and exactly that number of new tokens is
-    returned, end token or not. The last of them is never fed. For a prompt p0 … p4, an empty
-    cache and three new tokens a, b, c:
-
-        pass     token_ids         positions         gives
-        prefill  p0 p1 p2 p3 p4    0 1 2 3 4         a
-        decode   a                 5                 b
-        decode   b                 6                 c
+    returned, end token or not. The last of them is never fed.
 
     One pass is `hidden = lm.transformer.forward(token_ids (T,), positions (T,), cache.attend)`,
     hidden (T, hidden_size); `lm.transformer.logits(hidden)` has one row for each row it is given.
@@ -42,29 +36,11 @@ def generate_with_cache(
     return new_ids
 
 
-def tokens_written(prompt_tokens: int, new_tokens: int) -> dict[str, int]:
-    """How many times a token's keys and values are written while a prompt is prefilled in one pass
-    into an empty cache and new tokens are generated, at least one of each. The last is never fed.
-
-    "concat"    by torch.cat. Its result is a new tensor, so every call writes all tokens of that
-                tensor. The prompt is kept as the model made it, which writes nothing.
-    "in place"  into preallocated storage: every token that is fed is written once.
-
-    For a prompt of 5 tokens and 3 new ones, the two decode steps concatenate 5 + 1 and 6 + 1
-    tokens, 13 in all; in place, 5 + 1 + 1 = 7 are written.
-    """
-    steps = new_tokens - 1  # of decode
-    return {
-        "concat": steps * prompt_tokens + steps * (steps + 1) // 2,
-        "in place": prompt_tokens + steps,
-    }
-
-
 def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """`naive_attention` by PyTorch's own function, which uses a fused kernel where it has one.
 
-    q (T, H, D); k, v (L, K, D) with L >= T: the T queries stand at the last T of the L
-    positions, and each sees the keys at its own position and before. H is a multiple of K.
+    q (T, H, D); k, v (L, K, D) with L >= T, for any T: the T queries stand at the last T of
+    the L positions, and each sees the keys at its own position and before. H is a multiple of K.
     Returns (T, H, D).
     """
     mask = causal_mask(len(q), len(k)).to(q.device)  # (T, L)
@@ -95,7 +71,7 @@ class SharedPrefix:
     def logits(self, request_ids: list[int]) -> torch.Tensor:
         """Logits after every token of a request, (T, vocab_size), as if the model had read
         prefix + request. Only the request goes through the model, and it sees nothing of the
-        requests before it. Raises ValueError when it does not fit.
+        requests before it. Raises ValueError when it does not fit; the next request is right.
         """
         self.cache.num_tokens = self.num_prefix  # forget the request before
         token_ids = torch.tensor(request_ids, device=self.lm.device)  # (T,)

@@ -11,7 +11,6 @@ from typing import NamedTuple, cast
 
 import torch
 
-from minikv.course.chapters.ch02_kv_cache.bytes_written import BytesWritten
 from minikv.course.judge.checking import plain, runs_model, same_as_oracle, tinypy, witness
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.course.pictures.snapshot import counted
@@ -69,7 +68,7 @@ def refusal(call: Callable, *arguments) -> str:
     return "nothing"
 
 
-# ── 02.1 Append by concatenation, 02.4 Write in place ─────────────────────────
+# ── 02.1 Append by concatenation, 02.3 Write in place ─────────────────────────
 
 # A program is (shape, capacity or None, steps, what is looked at). Steps, cache by letter:
 #     A+4     4 tokens, layer by layer         A+4@1   4 tokens, layer 1 alone
@@ -271,7 +270,7 @@ scenario(
 )  # fmt: skip
 
 scenario(
-    "02.4", caches,
+    "02.3", caches,
     Group("num_tokens changes with the last layer, and with no other",
           [*fed("A+4 A+1", "A+1 A+2 A+1", looks="count", room=40),
            *((Shape(windows=(None,) * layers), 40, "A+2 A+1", "count") for layers in (1, 5))],
@@ -297,7 +296,7 @@ scenario(
           [random_caches(seed, in_place=True) for seed in range(40)], ABOVE),
 )  # fmt: skip
 
-for exercise, in_place in (("02.1", False), ("02.4", True)):
+for exercise, in_place in (("02.1", False), ("02.3", True)):
     programs = [(in_place, chunks) for chunks in ((10, 1, 1, 1), (4, 7, 1, 3))]
     look = "the first position named here: which keys does it need?"
     scenario(exercise, tinypy_in_chunks, Group(PASS, programs, look))
@@ -389,38 +388,7 @@ scenario(
 )  # fmt: skip
 
 
-# ── 02.3 What appending moves ─────────────────────────────────────────────────
-
-
-def counts(mine, program, log: Log) -> None:
-    key, prompt_tokens, new_tokens = program
-    text = f"{counted(prompt_tokens, 'prompt token')} and {new_tokens} new"
-    found = log.call(text, mine.tokens_written, prompt_tokens, new_tokens, see=False)
-    has = isinstance(found, dict) and key in found
-    log("", {f"{key!r} is": plain(found[key]) if has else f"missing in {plain(found)}"})
-
-
-def sizes(key: str) -> list:
-    few = (5, 3), (1, 2), (10, 16), (170, 64)
-    return [(key, *size) for size in (*few, *product((1, 2, 7, 100), (2, 3, 5, 40)))]
-
-
-scenario(
-    "02.3", counts,
-    Group("in place: every token that is fed, once", sizes("in place"),
-          "which tokens go through the model?"),
-    Group("torch.cat: the lengths of all tensors", sizes("concat"),
-          "list the tensors of a small case"),
-    Group("a single new token: prefill alone",
-          [(key, prompt, 1) for prompt in (1, 9, 300) for key in ("concat", "in place")],
-          "how many decode steps are there?"),
-    Group("twice the new tokens: nearly four times the copies",
-          [("concat", 1, 10_000), ("concat", 1, 20_000), ("in place", 1, 20_000)],
-          "the sum over the steps: are all its terms equal?"),
-)  # fmt: skip
-
-
-# ── 02.5 A chunk after a prefix ───────────────────────────────────────────────
+# ── 02.4 A chunk after a prefix ───────────────────────────────────────────────
 
 # A program is (queries, keys, heads, KV heads, head dim); with a head dim of 0 it shows which keys
 # are seen.
@@ -476,7 +444,7 @@ def cut_prompts(mine, cuts, log: Log) -> None:
 MASK = "at which position does query i stand, and which keys may it see?"
 
 scenario(
-    "02.5", chunks_after,
+    "02.4", chunks_after,
     Group("which keys each query sees",
           heads_of(2, 1, 0, (8, 8), (1, 8), (3, 8), (2, 3), (5, 6), (6, 33)), MASK),
     Group("a whole prompt", heads_of(4, 2, 16, (1, 1), (3, 3), (9, 9), (33, 33)), MASK),
@@ -491,13 +459,13 @@ scenario(
 )  # fmt: skip
 
 scenario(
-    "02.5", cut_prompts,
+    "02.4", cut_prompts,
     Group("tinypy: the token after a prompt that is cut in different ways",
           [(5,), (), (3,), (2, 6), tuple(range(1, 10))], MASK),
 )  # fmt: skip
 
 
-# ── 02.6 The request after the first ──────────────────────────────────────────
+# ── 02.5 The request after the first ──────────────────────────────────────────
 
 # A program is (model, prefixes, room, requests, what is looked at). A prefix is how many tokens of
 # PREFIX, a request (number of the prefix, text, tokens of it), room the longest request's length.
@@ -552,7 +520,7 @@ FIB, EVEN, AREA = ((0, text, length) for text, length in zip(REQUESTS, (8, 9, 10
 COUNTED = "how many of the cached tokens count when a request begins?"
 
 scenario(
-    "02.6", requests_after,
+    "02.5", requests_after,
     Group("the first request",
           [(TINYPY, (17,), one[2], (one,), "words") for one in (FIB, EVEN, AREA)],
           "which tokens does it see, and at which positions?"),
@@ -613,8 +581,8 @@ for exercise, makers in {
         "your loop on a ConcatCache": lambda mine, c, _: mine.ConcatCache(c),
         "on a PreallocatedCache": lambda mine, c, size: mine.PreallocatedCache(c, size),
     },
-    "02.4": {"your PreallocatedCache": lambda mine, c, size: mine.PreallocatedCache(c, size)},
-    "02.5": {"your fused_attention": lambda mine, c, _: CacheWith(c, mine.fused_attention)},
+    "02.3": {"your PreallocatedCache": lambda mine, c, size: mine.PreallocatedCache(c, size)},
+    "02.4": {"your fused_attention": lambda mine, c, _: CacheWith(c, mine.fused_attention)},
 }.items():
     runs_model(exercise)(
         lambda mine, lm, makers=makers: run_caches(
@@ -623,26 +591,7 @@ for exercise, makers in {
     )
 
 
-@runs_model("02.3")
-def _(mine, lm):
-    prompt_ids, count, found = lm.encode(PROMPT), 24, {}
-    room, size = len(prompt_ids) + count - 1, lm.config.kv_bytes_per_token(lm.dtype)
-    both = {"concat": ConcatCache(lm.config), "in place": PreallocatedCache(lm.config, room)}
-    for name, one in both.items():
-        with BytesWritten() as written:
-            mine.generate_with_cache(lm, one, prompt_ids, count)
-        found[name] = written.total
-    predicted = plain(mine.tokens_written(len(prompt_ids), count))
-    witness(found, predicted)
-    if found != {name: size * predicted[name] for name in both}:
-        raise AssertionError(f"the caches wrote {found} bytes, {size} per token; not {predicted}")
-    return (
-        f"{count} tokens after {len(prompt_ids)}: tinypy's caches wrote {found['concat']:,} bytes "
-        f"by torch.cat and {found['in place']:,} in place, as you predicted"
-    )
-
-
-@runs_model("02.6")
+@runs_model("02.5")
 def _(mine, lm):
     prefix, *requests = (lm.encode(text) for text in (PREFIX, *REQUESTS))
     shared = mine.SharedPrefix(lm, prefix, len(prefix) + max(map(len, requests)))

@@ -244,7 +244,7 @@ def refusal(error: BaseException, file: str) -> tuple[str, int | None]:
     loc = getattr(error, "loc", None)
     if not lines and loc is not None and loc.filename == file:
         lines = [loc.line]
-    raised = re.search(r"Raised from \S+ \((\d+)\)", text)  # while it reads the bytecode
+    raised = re.search(r"Raised from .+? \((\d+)\)", text)  # while it reads the bytecode
     if raised:
         lines, text = [int(raised[1])], text[: raised.start()]
     missing = re.search(r"No implementation of function .*\n.*\n?\s*>>> (.*)", text)

@@ -1,6 +1,7 @@
 """Chapter 15: what the notebook serves, asks and measures."""
 
 import asyncio
+import os
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,8 @@ def server(
     lm: LanguageModel, seconds: float = 60.0, **config: Any
 ) -> Iterator[tuple[str, EngineLoop]]:
     """tinypy behind a free port: yields the address of OpenAI's interface, and the loop behind it.
-    After `seconds` all that is under way fails, so that no cell can hang."""
+    After `seconds` all that is under way fails, so that no cell can hang. Clients that are made
+    meanwhile go there directly, whatever proxy the environment names."""
     from minikv.serving.app import make_app
     from minikv.serving.server import served
 
@@ -34,11 +36,17 @@ def server(
         deadline = Timer(seconds, loop.close)
         deadline.daemon = True
         deadline.start()
+        before = os.environ.get("no_proxy")
+        others = before or os.environ.get("NO_PROXY") or "localhost"
+        os.environ["no_proxy"] = f"{others},127.0.0.1"
         try:
             with served(make_app(loop, "tinypy"), drain=1) as (host, port):
                 yield f"http://{host}:{port}/v1", loop
         finally:
             deadline.cancel()
+            del os.environ["no_proxy"]
+            if before is not None:
+                os.environ["no_proxy"] = before
 
 
 # ── One after the other, or together ──────────────────────────────────────────
