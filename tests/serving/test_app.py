@@ -23,6 +23,7 @@ import pytest
 from bad_requests import attack
 from helpers import assert_empty, fearless
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ValidationError
 from serving_case import CONFIG, KEY, Cluster, OneEngine, server
 from starlette.requests import Request
 from thorough import thorough_after
@@ -38,7 +39,7 @@ from minikv.serving import server as server_module
 from minikv.serving.admission import Admission, Room
 from minikv.serving.app import Api, ClientLeft
 from minikv.serving.block_life import BlockLife
-from minikv.serving.requests import HINTS, NEUTRAL
+from minikv.serving.requests import HINTS, NEUTRAL, ChatRequest, CompletionRequest
 from minikv.serving.server import served
 
 LONG = {"prompt": "x", "max_tokens": 900, "ignore_eos": True}
@@ -734,6 +735,22 @@ def test_pages_of_other_origins_are_let_in_if_they_are_named(tinypy):
             for one in (first, found):
                 assert one.headers.get("Access-Control-Allow-Origin") == allowed
             assert httpx.get(f"{at.url}/v1/models", headers=page).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (ChatRequest, {"messages": [1] * 1000}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "x"}] * 1000}]}),
+        (CompletionRequest, {"prompt": "x", "stop": ["a"] * 1000}),
+        (CompletionRequest, {"prompt": "x"} | {f"a{i}": 1 for i in range(1000)}),
+    ],
+)
+def test_a_long_request_is_refused_at_the_first_thing_that_is_wrong(kind, body):
+    """A list of all that is wrong would take long, while others wait."""
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert caught.value.error_count() <= 3  # of one value: it is no text, and no list of parts
 
 
 HERE = "http://127.0.0.1:{port}"
