@@ -4,6 +4,7 @@ import math
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,11 +25,13 @@ from minikv import (
     BlockTable,
     Engine,
     EngineConfig,
+    OutOfBlocks,
     Plan,
     RadixCache,
     SamplingParams,
     Scheduler,
 )
+from minikv.beam import _decided
 
 NAN, INF = math.nan, math.inf
 
@@ -443,13 +446,30 @@ def test_what_another_call_moved_is_returned_once(llama):
 
 
 def test_beams_evict_what_nobody_uses_and_take_every_seat(llama):
-    config = small(num_blocks=8, max_num_seqs=2)
+    config = small(num_blocks=9, max_num_seqs=2)
     engine, alone = Engine(llama.lm, config), Engine(llama.lm, config)
     engine.generate([1] * 20, SamplingParams(max_tokens=4))
-    assert engine.stats().blocks_free < 5
+    assert engine.stats().blocks_free == 4  # and five are needed
     beams = [one.beam_search([5] * 6, 2, 6) for one in (engine, alone)]
     assert [beam.token_ids for beam in beams[0]] == [beam.token_ids for beam in beams[1]]
-    assert_serves(engine)
+    engine.cache.clear()
+    pool = engine.pool
+    for _ in range(5):
+        pool.allocate()
+    with pytest.raises(OutOfBlocks, match="blocks needed: 5, free: 4"):
+        engine.beam_search([5] * 6, 2, 6)
+    assert engine.pool is pool  # it was not begun
+
+
+def test_beams_are_decided_when_the_best_that_runs_cannot_win():
+    finished, beams = [(-0.6, None)], [SimpleNamespace(num_output=2)] * 2
+    assert not _decided(finished, torch.tensor([-1.0, -4.0]), beams, 1, 1.0)  # -0.5 might
+    assert _decided(finished, torch.tensor([-1.4, -4.0]), beams, 1, 1.0)
+    assert not _decided(finished, torch.tensor([-1.4, -4.0]), beams, 2, 1.0)
+    beams[0].num_output = 1
+    assert _decided(finished, torch.tensor([-1.0]), beams, 1, 1.0)
+    beams[0].num_output = 0
+    assert not _decided(finished, torch.tensor([-1.0]), beams, 1, 1.0)
 
 
 @pytest.mark.parametrize("state", [None, 5, "tinypy", [1]], ids=repr)

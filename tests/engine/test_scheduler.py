@@ -462,6 +462,18 @@ def test_stats_count_what_happened(llama):
     assert (stats.looked_up_tokens, stats.hit_tokens, stats.hit_rate) == (17, 0, 0.0)
 
 
+def test_who_is_aborted_while_swapped_out_gives_back_the_hosts_blocks(llama):
+    engine = Engine(llama.lm, small(num_blocks=5, preemption="swap", prefix_cache=False))
+    ids = [engine.add_request([1 + i] * 7, SamplingParams(max_tokens=9)) for i in range(2)]
+    while engine.stats().swaps_out == 0:
+        engine.step()
+    host = engine.scheduler.host_pool
+    assert host.num_free < host.num_blocks
+    engine.abort(ids[1])
+    assert host.num_free == host.num_blocks
+    engine.check()
+
+
 class FreesBeforeRemapping(BlockTable):
     """Broken: its own copy is freed, but the table goes on naming it."""
 
