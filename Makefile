@@ -43,7 +43,8 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Opens the notebook by its address, so that the file browser shows the whole course. Control-C
 # ends it without a question.
 LAB := $(BIN)/jupyter lab --log-level=ERROR --LabApp.log_level=ERROR -y \
-	--KernelManager.transport_encryption=auto \
+	--KernelManager.transport_encryption=auto --LabApp.news_url=None \
+	--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
 	--LabApp.default_url=/lab/tree/$(NOTEBOOK)
 ifeq ($(shell id -u),0)
 LAB += --allow-root

@@ -6,7 +6,6 @@ check("04.2")
 
 import inspect
 import sys
-import textwrap
 import time
 from contextlib import suppress
 from functools import partial
@@ -20,7 +19,9 @@ from minikv.course.exercises.skeletons import (
     body_of,
     definitions,
     fill,
+    indented,
     is_unwritten,
+    lines_of,
     reference,
     skeleton,
     targets,
@@ -232,7 +233,7 @@ def reset(exercise_id: str) -> Page:
         )
     text = skeleton(chapter)
     if not whole and file.exists():
-        mine = file.read_text(encoding="utf-8")
+        mine = reader_files.read(chapter)
         found = definitions(reader_files.parse(chapter, mine))
         fresh = {
             path: target.skeleton
@@ -278,9 +279,9 @@ def begin(exercise_id: str) -> Page:
             f'{new} has a body already. reset("{exercise.id}") empties it, and keeps a copy.'
         )
     [stub] = found[new].body[-1:]
-    lines = text.splitlines()
-    body = textwrap.indent(body_of(text, found[earlier]), " " * stub.col_offset)
-    lines[stub.lineno - 1 : stub.end_lineno] = body.splitlines()
+    lines = lines_of(text)
+    body = indented(lines_of(body_of(text, found[earlier])), lines, stub)
+    lines[stub.lineno - 1 : stub.end_lineno] = body
     write_whole(file, "\n".join(lines) + "\n")
     said = (
         f"{new} has a copy of your {earlier} now. Change what is different. "

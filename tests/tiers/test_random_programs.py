@@ -40,7 +40,7 @@ def test_random_programs(first):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("first", thorough_after(1, range(0, 120, 15)))
+@pytest.mark.parametrize("first", thorough_after(0, range(0, 120, 15)))
 def test_random_programs_with_groups(first):
     """Also K and V themselves, of running sequences after each operation."""
     seen = play_many(seeds(first, first + 15), LENGTH, setup_of=grouped_setup)

@@ -923,19 +923,15 @@ scenario(
 # ── 07.6 Three hits that went wrong ───────────────────────────────────────────
 
 
-def only(method: str, mine) -> dict:
-    """The reader's scheduler with only one of the two methods to be fixed: the other one is the
-    reference's."""
-    [other] = {"look_up", "share_full_blocks"} - {method}
-    changed = type("Scheduler", (mine.Scheduler,), {other: vars(minikv.Scheduler)[other]})
-    return {"prefix_cache": minikv.RadixCache, "scheduler": changed}
+def scheduler_of(mine) -> dict:
+    return {"prefix_cache": minikv.RadixCache, "scheduler": mine.Scheduler}
 
 
 LOOKUP = "`look_up`: what it asks the cache for, and when"
 
 scenario(
     "07.6",
-    partial(serve, partial(only, "share_full_blocks")),
+    partial(serve, scheduler_of),
     Group(
         "two equal prompts in one step",
         [
@@ -953,7 +949,7 @@ scenario(
 
 scenario(
     "07.6",
-    partial(serve, partial(only, "look_up")),
+    partial(serve, scheduler_of),
     Group(
         "a prompt that is cached to its last token",
         [*(({"block_size": n}, "add s12 2; finish; add s12 2; look; finish") for n in (4, 1, 3)),
