@@ -98,6 +98,7 @@ class ChatTemplate:
         process = subprocess.Popen(
             [sys.executable, "-P", str(PROGRAM)], text=True, encoding="utf-8",
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Control-C is the server's, which lets requests end
         )  # fmt: skip
         assert process.stdin is not None
         settings = {"template": self._text, "seconds": SECONDS, "bytes": BYTES}
