@@ -43,7 +43,8 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Opens the notebook by its address, so that the file browser shows the whole course. Control-C
 # ends it without a question.
 LAB := $(BIN)/jupyter lab --log-level=ERROR --LabApp.log_level=ERROR -y \
-	--KernelManager.transport_encryption=auto \
+	--KernelManager.transport_encryption=auto --LabApp.news_url=None \
+	--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
 	--LabApp.default_url=/lab/tree/$(NOTEBOOK)
 ifeq ($(shell id -u),0)
 LAB += --allow-root
@@ -136,8 +137,8 @@ endif
 MARKED := -m "not thorough"
 define ADDED
    make test-all adds each exercise and its known mistakes, more models, formats, drafters and
-   players, long random programs, processes that are killed, Ray, kernels of notebooks that start as
-   a reader's do, nbgrader, a hub, other people's clients and caches, the site, an installation.
+   players, long random programs, processes that are killed, Ray, nbgrader and a hub, other people's
+   clients and caches, the site, an installation.
 endef
 export ADDED
 
@@ -208,11 +209,14 @@ IN_CLASS := tests/classroom tests/serving/test_clients.py tests/ring/test_ring_p
 PEERS := $(addprefix tests/engine/test_quant_quality.py::test_beside_,int4_of_transformers llama_cpp)
 SUITE := $(NBVAL) $(MARKED) $(addprefix --ignore=,tests/install tests/site $(IN_CLASS)) tests notebooks
 
-# While one worker waits for a browser, a kernel or a clock, another has room for its tests.
+# While one worker waits for a browser, a kernel or a clock, another has room for its tests. Memory
+# of 4 MiB and more is the system's again as soon as it is free: glibc would keep the K and V of
+# engines that are gone, and a worker makes hundreds.
 units: environment
 	@echo "== Unit, property and parity tests; JupyterLab in a browser; notebooks: every stored output"
 	@echo "   is what the code prints"
-	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) -o faulthandler_timeout=900 \
+	@PYTHONPATH=$(QUICK) MALLOC_MMAP_THRESHOLD_=4194304 \
+		$(PYTEST) $(PARALLEL) -o faulthandler_timeout=900 \
 		-o faulthandler_exit_on_timeout=true $(SUITE)
 
 # What a busy machine, a slow disk and a slow store may bring about.
@@ -232,13 +236,20 @@ doctor: setup
 	@$(BIN)/python -m minikv doctor
 
 # The kernels of the CPU for each format of K and V, and for layers with windows, compiled for the
-# tests to find: two that begin at once would both compile them.
-COMPILED := $(addprefix .venv/compiled-,bfloat16 int8 int4 windows)
+# tests to find: two that begin at once would both compile them. In one process: what several
+# formats have in common it compiles once.
+COMPILED := .venv/compiled
+define COMPILE
+import minikv as m
+for kind in ("bfloat16", "int8", "int4", "windows"):
+    windows = kind == "windows"
+    model = m.load("tinypy-hybrid" if windows else "tinypy")
+    config = m.EngineConfig(64, kv_dtype="auto" if windows else kind)
+    m.Engine(model, config).generate([70 * [1]])
+endef
+export COMPILE
 $(COMPILED): $(STAMP) $(wildcard minikv/cpu/*.py minikv/quant/*.py minikv/groups/*.py) | doctor
-	@$(BIN)/python -c 'import sys, minikv as m; [kind] = sys.argv[1:]; windows = kind == "windows"; \
-		model = m.load("tinypy-hybrid" if windows else "tinypy"); \
-		config = m.EngineConfig(64, kv_dtype="auto" if windows else kind); \
-		m.Engine(model, config).generate([70 * [1]])' $(@:.venv/compiled-%=%)
+	@$(BIN)/python -c "$$COMPILE"
 	@touch $@
 
 # Python's own files of all that tests import: workers that begin at once would each make them all.

@@ -5,9 +5,8 @@ Then check("03.1") in the notebook, or in a terminal: python -m minikv check 03.
 """
 
 from collections.abc import Callable
-from itertools import combinations
 
-from minikv.course.chapters.ch03_kv_memory.given import NoHole, Shape, SlotUse
+from minikv.course.chapters.ch03_kv_memory.given import Shape, SlotUse
 from minikv.course.measure.workload import Length
 
 
@@ -69,7 +68,7 @@ def judge_claims() -> dict[str, str | None]:
 
     For memory: None if the claim is within 10 % of what arithmetic gives, with two bytes per
     number and K = 1,024 tokens. Otherwise the one mistake that gives the claimed figure (again
-    within 10 %). Of the 11B all 40 layers of its text model count.
+    within 10 %).
 
     For the speed: None if the ceiling of one stream, in bf16 and with its K and V not counted, is
     at least the claim.
@@ -77,12 +76,12 @@ def judge_claims() -> dict[str, str | None]:
     CLAIMS and MISTAKES are in minikv/course/chapters/ch03_kv_memory/published.py; the notebook
     prints both. Returns
 
-        {"7B 4K": …, "70B 8K": …, "1B token": …, "3B token": …, "11B token": …, "1B speed": …}
+        {"7B 4K": …, "70B 8K": …, "1B speed": …}
     """
     raise NotImplementedError("Exercise 03.3: judge_claims")
 
 
-# ── 03.4 Used, for the future, never ──────────────────────────────────────────────
+# ── 03.4 Slots used, reserved, lost ───────────────────────────────────────────────
 def slots_at(reserved: int, prompt: int, output: int, step: int) -> SlotUse:
     """How a request uses its `reserved` slots after step `step` of its life.
 
@@ -99,7 +98,7 @@ def slots_at(reserved: int, prompt: int, output: int, step: int) -> SlotUse:
     raise NotImplementedError("Exercise 03.4: slots_at")
 
 
-# ── 03.4 Used, for the future, never ──────────────────────────────────────────────
+# ── 03.4 Slots used, reserved, lost ───────────────────────────────────────────────
 def shares_over_lives(lengths: list[Length], reserve: Callable[[Length], int]) -> list[float]:
     """Of all slots that these requests hold, in every step of every life: the shares that are
     used, held for the future, and never used. They add up to 1.
@@ -114,62 +113,3 @@ def shares_over_lives(lengths: list[Length], reserve: Callable[[Length], int]) -
         shares_over_lives([Length(1, 2), Length(3, 1)], lambda length: 4) == [6/12, 1/12, 5/12]
     """
     raise NotImplementedError("Exercise 03.4: shares_over_lives")
-
-
-# ── 03.5 Five processes ───────────────────────────────────────────────────────────
-def five_processes() -> dict[str, int]:
-    """A memory of 20 KB is full: five processes of 4 KB, A to E, side by side in this order.
-
-    "free"     KB that are free once B and D have left
-    "largest"  KB of the largest process that can then start
-    "pairs"    there are 10 pairs of processes that could leave: after how many of them can a
-               process of 5 KB start?
-    "triples"  there are 10 triples, too: after how many of those?
-    "most"     the most KB that can be free, whichever processes have left, while 5 KB do not fit
-
-    If only one process left, whichever it was, 4 KB would be free in one piece, and 5 KB would
-    not fit after any of the 5.
-    """
-    raise NotImplementedError("Exercise 03.5: five_processes")
-
-
-class ContiguousMemory:
-    """Memory of `size` units, handed out in contiguous pieces by first fit.
-
-    `holes` are the free pieces, (start, size), in the order of their addresses. No two of them
-    touch: neighbours are one hole. `pieces` are those handed out, start: size.
-    """
-
-    def __init__(self, size: int):
-        self.size = size
-        self.holes: list[tuple[int, int]] = [(0, size)]
-        self.pieces: dict[int, int] = {}
-
-    @property
-    def num_free(self) -> int:
-        return sum(size for _, size in self.holes)
-
-    @property
-    def largest_hole(self) -> int:
-        return max((size for _, size in self.holes), default=0)
-
-    # ── 03.6 First fit, and holes that merge ──────────────────────────────────────
-    def allocate(self, size: int) -> int:
-        """Take `size` units, at least 1, from the beginning of the first hole that is large
-        enough; the rest of it stays a hole. Returns where the piece starts. Raises
-        NoHole(size, largest_hole, num_free), changing nothing, if no hole is large enough.
-
-        In a memory of 10: allocate(4) is 0, allocate(3) is 4, and `holes` are [(7, 3)].
-        """
-        raise NotImplementedError("Exercise 03.6: ContiguousMemory.allocate")
-
-    # ── 03.6 First fit, and holes that merge ──────────────────────────────────────
-    def release(self, start: int) -> None:
-        """Give back the piece that starts at `start`. It becomes one hole with the holes that it
-        touches, before it and behind it. Raises ValueError, changing nothing, if no piece starts
-        there.
-
-        Then, in the same memory: release(0) makes `holes` [(0, 4), (7, 3)], and release(4)
-        makes them [(0, 10)].
-        """
-        raise NotImplementedError("Exercise 03.6: ContiguousMemory.release")

@@ -7,11 +7,12 @@
 
 Read the files in this order: each uses only those before it. docs/ENGINE.md says what is in them.
 
-    version, errors, attention, oracle, config, kv_cache, blocks, paged, fast, model,
+    program, version, errors, attention, oracle, config, kv_cache, blocks, paged, fast, model,
     language_model, sampling, radix, sequence, batch, backend, scheduler, events,
     runner, outputs, beam, invariants, validation, engine, assembly
 """
 
+import minikv.program  # noqa: F401  before all others
 from minikv.assembly import assemble
 from minikv.attention import causal_mask, naive_attention
 from minikv.backend import AttentionBackend, TorchAttention
@@ -31,39 +32,12 @@ from minikv.sequence import Request, Sequence
 from minikv.version import __version__ as __version__
 
 __all__ = [
-    "BUNDLED",
-    "AttentionBackend",
-    "BeamOutput",
-    "BlockPool",
-    "BlockTable",
-    "CheckpointError",
-    "ConcatCache",
-    "Delta",
-    "Engine",
-    "EngineConfig",
-    "InsertResult",
-    "KVStore",
-    "LanguageModel",
-    "MatchResult",
-    "ModelConfig",
-    "OutOfBlocks",
-    "Plan",
-    "PreallocatedCache",
-    "RadixCache",
-    "Request",
-    "RequestOutput",
-    "SampleOutput",
-    "Sampler",
-    "SamplingParams",
-    "Scheduler",
-    "Sequence",
-    "Stats",
-    "TorchAttention",
-    "blockwise_attention",
-    "causal_mask",
-    "first_come_first_served",
-    "load",
-    "naive_attention",
-]
+    "BUNDLED", "AttentionBackend", "BeamOutput", "BlockPool", "BlockTable", "CheckpointError",
+    "ConcatCache", "Delta", "Engine", "EngineConfig", "InsertResult", "KVStore", "LanguageModel",
+    "MatchResult", "ModelConfig", "OutOfBlocks", "Plan", "PreallocatedCache", "RadixCache",
+    "Request", "RequestOutput", "SampleOutput", "Sampler", "SamplingParams", "Scheduler",
+    "Sequence", "Stats", "TorchAttention", "blockwise_attention", "causal_mask",
+    "first_come_first_served", "load", "naive_attention",
+]  # fmt: skip
 
 Engine.assemble = staticmethod(assemble)  # the engine itself names none of its wings

@@ -62,7 +62,7 @@ def pytest_xdist_make_scheduler(config, log):
     class ByFileOrExercise(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file, _, test = nodeid.partition("::")
-            if file.endswith(".ipynb") and config.option.markexpr:
+            if file.endswith(".ipynb") and not config.getoption("chapter"):
                 return "notebooks"  # there is one fork server
             part = re.search(r"\[(\d\d\.\d)" if "four_ways" in file else r"(with \w+)\]$", test)
             return f"{file}::{part[1]}" if part else file
@@ -138,7 +138,7 @@ def pytest_collection_finish(session):
 
 
 def pytest_configure(config):
-    config.pluginmanager.register(Kernels(fork=bool(config.option.markexpr)))
+    config.pluginmanager.register(Kernels(fork=not config.getoption("chapter")))
     config.pluginmanager.import_plugin("skipped")
     if config.getoption("dist", "no") == "no":  # a process that only deals out tests needs no model
         config.pluginmanager.import_plugin("models")

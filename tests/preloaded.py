@@ -45,4 +45,5 @@ for module in USED.split():
     import_module(module)
 lm, _ = load_pair("tinypy")
 minikv.Engine(lm).generate([list(range(1, 33))], minikv.SamplingParams(max_tokens=2))
+assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be copied safely"
 gc.freeze()  # shared with the kernels as long as nobody writes there

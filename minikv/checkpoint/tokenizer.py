@@ -7,7 +7,7 @@ from time import thread_time
 from tokenizers import Tokenizer
 
 from minikv.checkpoint.files import read_json, require_file
-from minikv.errors import CheckpointError
+from minikv.errors import CheckpointError, require_text
 
 QUICK = 0.25  # seconds of processor time for some thousand characters: usually a hundredth of it
 # What templates know by name.
@@ -70,4 +70,7 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
     texts = {
         name: one.get("content") if isinstance(one, dict) else one for name, one in texts.items()
     }
-    return {name: one for name, one in texts.items() if isinstance(one, str)}
+    try:
+        return {n: require_text(n, one) for n, one in texts.items() if isinstance(one, str)}
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {error}") from None

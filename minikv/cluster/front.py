@@ -155,6 +155,11 @@ class Stream:
         return self._request.num_cached
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a worker has told of a token."""
+        return self._request.first != inf
+
+    @property
     def worker(self) -> int | None:
         """The worker that has the request now, or had it last."""
         return self._request.worker
@@ -299,6 +304,11 @@ class Front:
             if self.num_requests > CROWD * self.num_started:
                 self._grow()
         return Stream(self, request)
+
+    @property
+    def num_engines(self) -> int:
+        """That decode."""
+        return max(1, self.num_started - self.num_prefill)
 
     def cancel(self, request: _Request) -> None:
         with self._changed:

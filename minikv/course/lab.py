@@ -6,7 +6,6 @@ check("04.2")
 
 import inspect
 import sys
-import textwrap
 import time
 from contextlib import suppress
 from functools import partial
@@ -20,7 +19,9 @@ from minikv.course.exercises.skeletons import (
     body_of,
     definitions,
     fill,
+    indented,
     is_unwritten,
+    lines_of,
     reference,
     skeleton,
     targets,
@@ -37,7 +38,7 @@ from minikv.course.reports.report import Report
 
 __all__ = [
     "begin", "check", "closing", "diff", "hint", "measured", "mine", "own_engine", "predict",
-    "predictions", "progress", "reset", "sandbox", "solution", "source", "watch", "why",
+    "predictions", "progress", "reset", "solution", "source", "watch", "why",
     "your_parts",
 ]  # fmt: skip
 
@@ -232,7 +233,7 @@ def reset(exercise_id: str) -> Page:
         )
     text = skeleton(chapter)
     if not whole and file.exists():
-        mine = file.read_text(encoding="utf-8")
+        mine = reader_files.read(chapter)
         found = definitions(reader_files.parse(chapter, mine))
         fresh = {
             path: target.skeleton
@@ -278,9 +279,9 @@ def begin(exercise_id: str) -> Page:
             f'{new} has a body already. reset("{exercise.id}") empties it, and keeps a copy.'
         )
     [stub] = found[new].body[-1:]
-    lines = text.splitlines()
-    body = textwrap.indent(body_of(text, found[earlier]), " " * stub.col_offset)
-    lines[stub.lineno - 1 : stub.end_lineno] = body.splitlines()
+    lines = lines_of(text)
+    body = indented(lines_of(body_of(text, found[earlier])), lines, stub)
+    lines[stub.lineno - 1 : stub.end_lineno] = body
     write_whole(file, "\n".join(lines) + "\n")
     said = (
         f"{new} has a copy of your {earlier} now. Change what is different. "
@@ -322,16 +323,6 @@ def _show_in_place(report: Report) -> None:
 
     clear_output(wait=True)
     display(report)
-
-
-def sandbox(**classes):
-    """Buttons over a pool, block tables and a prefix cache, and a drawing of what each one does:
-    of the engine's classes or of yours, as in `sandbox(block_table=mine("04.2"))`."""
-    from minikv.course.reader.sandbox import (
-        sandbox as opened,  # imports what draws: not in a terminal
-    )
-
-    return opened(**classes)
 
 
 def your_parts() -> parts.Parts:

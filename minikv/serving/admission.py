@@ -1,4 +1,5 @@
-"""How much may wait: as many prompt tokens as are computed in the time that a first token may take.
+"""How much may wait: as many prompt tokens as are computed in the time that a first token may take
+(`Admission`), and no more requests than find room in that time (`Room`).
 
 A queue without a limit lets every request wait longer than its client does.
 """
@@ -62,3 +63,48 @@ class Admission:
         """A client has left. It waits no more, and nothing was measured."""
         self.waiting.pop(key, None)
         self.began.pop(key, None)
+
+
+class Room:
+    """Lets requests in as long as those before them end in time.
+
+    A request's share of an engine is the most that it can take: of its seats, one for each sample,
+    or of its memory, for all tokens that it asks for. While all shares fit, nobody waits for room.
+    A request that comes then waits until so much is given back as is missing, at the rate since
+    room became short. Nobody needs to tell how long answers are: that shows in this rate.
+
+    target: seconds that a request may wait for room. crowd: of so many engines' room the requests
+    may wait before it is known how long that takes.
+    """
+
+    def __init__(self, target: float, crowd: float):
+        self.target, self.crowd = target, crowd
+        self.shares: dict[Any, float] = {}  # of unfinished requests
+        self.full_since: float | None = None
+        self.freed = 0.0  # since then
+
+    def missing(self, capacity: float, share: float = 0.0) -> float:
+        """How much room there is too little, for all and one more. capacity: number of engines."""
+        return max(0.0, sum(self.shares.values()) + share - capacity)
+
+    def enter(self, key: Any, share: float, capacity: float, now: float) -> int:
+        """Let a request in, and return 0. Or refuse it, and return after how many seconds it would
+        be let in if no other came, rounded up. It is let in if there is no other."""
+        missing = self.missing(capacity, share)
+        if missing > 0 and self.shares:
+            self.full_since = now if self.full_since is None else self.full_since
+            elapsed = now - self.full_since
+            if self.freed > 0:
+                wait = missing * elapsed / self.freed
+            else:  # it will take longer than it has taken
+                wait = elapsed if missing <= self.crowd else self.target + 1
+            if wait > self.target:
+                return max(1, math.ceil(wait - self.target))
+        self.shares[key] = share
+        return 0
+
+    def leave(self, key: Any, capacity: float) -> None:
+        """A request is over, or its client has left."""
+        self.freed += self.shares.pop(key, 0.0)
+        if self.missing(capacity) == 0:
+            self.full_since, self.freed = None, 0.0

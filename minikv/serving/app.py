@@ -22,8 +22,10 @@ import asyncio
 import hmac
 import json
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from importlib.resources import files
@@ -40,10 +42,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from minikv.config import EngineConfig
 from minikv.errors import require_ids, require_text
 from minikv.outputs import Delta
 from minikv.sampling import SamplingParams
-from minikv.serving.admission import Admission
+from minikv.serving.admission import Admission, Room
 from minikv.serving.inbox import Busy, Inbox, RequestFailed, Rounds
 from minikv.serving.loop import EngineLoop, Health
 from minikv.serving.metrics import Metrics
@@ -68,6 +71,7 @@ LARGEST = 2**20  # bytes of a request
 LEFT = 499  # the status of an answer that nobody reads
 FIRST_TOKEN = 30.0  # seconds that a request may wait for its first token, if others wait, too
 ENOUGH = 256  # prompt tokens that a measurement of their rate needs
+CROWD = 32  # engines that waiting requests could fill, while it is not known how long they take
 MAX_PACE = 1.0  # seconds that a page may slow each step down, on a server without keys
 MAX_VIEWS = 16  # of pages, at a time
 HANGS = 60.0  # seconds of one step, after which an engine counts as hung
@@ -89,6 +93,9 @@ class Running(Protocol):
     @property
     def num_cached(self) -> int: ...
 
+    @property
+    def has_begun(self) -> bool: ...
+
     def cancel(self) -> None: ...
 
 
@@ -98,6 +105,10 @@ class Target(Protocol):
     tokenizer: Any
     max_length: int  # tokens of a prompt and its answer
     vocab_size: int  # of the model: it may have more or fewer tokens than the tokenizer
+    config: EngineConfig  # of each engine
+
+    @property
+    def num_engines(self) -> int: ...
 
     def submit(
         self, prompt: list[int], params: SamplingParams, session: str | None, *, reader: Inbox
@@ -407,6 +418,11 @@ class Work:
             self._leave(inbox)
             self._streams.discard(inbox)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the first request is being computed."""
+        return self._running[0][0].has_begun
+
     async def begin(self) -> None:
         """Wait for the first token. Raises what `deltas` does, and ValueError for what can never
         run."""
@@ -466,6 +482,7 @@ class Api:
     ):  # fmt: skip
         self.target, self.model, self.template = target, model, template
         self.admission, self.max_queued, self.clock = admission, max_queued, clock
+        self.room = Room(admission.target, CROWD)
         self.metrics, self.spelling = Metrics(target.health, model), Spelling(target.tokenizer)
         self.began, self._next_id = int(time.time()), 0
         self.streams: set[Inbox] = set()  # that are open
@@ -476,10 +493,21 @@ class Api:
         """Seconds between two rounds of chunks."""
         return min(LONGEST, len(self.streams) / CHUNKS)
 
-    def enter(self, inbox: Inbox, num_tokens: int) -> None:
+    def share(self, num_prompt: int, params: SamplingParams) -> float:
+        """How much of an engine a request can take: of its seats, or of its memory."""
+        config = self.target.config
+        num_tokens = num_prompt + params.n * params.max_tokens
+        return max(params.n / config.max_num_seqs,
+                   num_tokens / (config.num_blocks * config.block_size))  # fmt: skip
+
+    def enter(self, inbox: Inbox, num_tokens: int, share: float = 0.0) -> None:
         """Let a request wait for its first token. Raises Busy if that would take too long; while
         that is not known, if too many tokens would wait."""
         self._settle()
+        seconds = self.room.enter(inbox, share, self.target.num_engines, self.clock())
+        if seconds:
+            text = f"{len(self.room.shares)} requests run or wait already, with all that they may"
+            raise Busy(f"{text} take", seconds)
         queued = self.admission.queued
         is_full = self.admission.rate is None and 0 < queued > self.max_queued - num_tokens
         seconds = 1 if is_full else self.admission.enter(inbox, num_tokens, self.clock())
@@ -490,6 +518,21 @@ class Api:
         """A request is over, whether it had a token or not."""
         self._settle()
         self.admission.leave(inbox)
+        self.room.leave(inbox, self.target.num_engines)
+
+    async def _first_token(self, work: Work) -> None:
+        """Wait for it. Raises Busy if the request has not even begun when it should have a token,
+        because of others; else as `Work.begin`. Nothing is sent yet, so the status is still free.
+        """
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.admission.target):
+                    return await work.begin()
+            self._settle()
+            waits = len(self.admission.waiting) > 1 or self.room.full_since is not None
+            if waits and not work.has_begun:
+                text = f"others have taken all room for {self.admission.target:.0f} s"
+                raise Busy(text, math.ceil(self.admission.target))
 
     def _settle(self) -> None:
         for inbox in [*self.admission.waiting]:
@@ -674,11 +717,11 @@ class Api:
                 session = body.prompt_cache_key or body.user
                 running = self.target.submit(prompt, params, session, reader=inbox)
                 work.add(running, inbox)
-                self.enter(inbox, running.num_prompt)
+                self.enter(inbox, running.num_prompt, self.share(running.num_prompt, params))
             self.metrics.samples.observe(params.n)
             self.metrics.max_tokens.observe(params.max_tokens)
             work.watch(request)
-            await work.begin()  # raises for what cannot run, before anything is sent
+            await self._first_token(work)  # raises for what cannot run, before anything is sent
             if not body.stream:
                 return await self._whole(body, shape, work)
             events = Events(self._events(body, shape, work), lambda: work.is_over)

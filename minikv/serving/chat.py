@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence as Seq
@@ -59,8 +60,9 @@ class ChatTemplate:
         variables = {"messages": messages, "tools": None, "documents": None, **self._tokens}
         process = self._process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None
-        timer = Timer(10 * SECONDS, process.kill)  # for systems that do not bound a process
-        timer.start()
+        timer = Timer(10 * SECONDS, process.kill)
+        if os.name == "nt":  # it does not bound the time of a process
+            timer.start()
         try:
             print(
                 json.dumps(variables | {"add_generation_prompt": adds_turn}),
@@ -96,6 +98,7 @@ class ChatTemplate:
         process = subprocess.Popen(
             [sys.executable, "-P", str(PROGRAM)], text=True, encoding="utf-8",
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Control-C is the server's, which lets requests end
         )  # fmt: skip
         assert process.stdin is not None
         settings = {"template": self._text, "seconds": SECONDS, "bytes": BYTES}
@@ -119,7 +122,8 @@ def read_template(folder: Path) -> str | None:
         file = folder / name
         found = read_json(file).get("chat_template") if file.is_file() else None
         if isinstance(found, list):  # of {"name": …, "template": …}
-            found = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+            named = [one for one in found if isinstance(one, dict) and one.get("name") == "default"]
+            found = named[0].get("template") if named else None
         if isinstance(found, dict):
             found = found.get("default")
         if isinstance(found, str):

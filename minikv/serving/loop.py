@@ -80,6 +80,12 @@ class Answer:
         """Of those, how many the prefix cache had. Known when there is a first token."""
         return self.request.sequences[0].num_cached
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether some of its tokens are being computed, or were."""
+        first = self.request.sequences[0]
+        return first.table is not None or first.num_output > 0
+
     def cancel(self) -> None:
         """Stop the request before the next step, unless it is over."""
         self._loop.cancel(self)
@@ -100,6 +106,7 @@ class EngineLoop:
         self._decode = engine.lm.text_of  # the engine's own tokens need not be checked
         self.max_length = min(engine.lm.config.max_context, config.num_blocks * config.block_size)
         self.vocab_size = engine.lm.config.vocab_size
+        self.config, self.num_engines = config, 1
         engine.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))  # compiles
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for between two steps
         self._answers: dict[int, Answer] = {}  # unfinished ones, by request id of the engine

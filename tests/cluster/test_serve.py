@@ -5,6 +5,7 @@ import json
 import random
 import re
 import signal
+import sys
 import threading
 from argparse import ArgumentParser, ArgumentTypeError
 from concurrent.futures import ThreadPoolExecutor
@@ -582,6 +583,8 @@ def test_the_commands_serve_workers(tinypy, monkeypatch, capsys, words):
     @contextmanager
     def here(number, model, config, address):
         assert (number, model, address) == (2, "tinypy", None)
+        for one in (signal.SIGINT, signal.SIGTERM):  # Ray does this, and its own end at once
+            signal.signal(one, lambda *_: sys.exit("streams are cut"))
         yield [Fragile(tinypy.lm, replace(config, attention="torch")) for _ in range(number)]
 
     @contextmanager

@@ -233,6 +233,7 @@ def test_a_worker_that_hangs_is_started_again(workers):
     assert worker.turn([], []).progress == []
 
 
+@pytest.mark.thorough
 def test_an_ended_worker_leaves_no_process_and_can_be_started_again(workers):
     before = workers[1].start().pid
     workers[1].end()

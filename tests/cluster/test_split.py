@@ -83,6 +83,7 @@ def deaths(draw):
     return lambda: next(calls) == soon or draw.random() < 0.03
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", thorough_after(1, range(3)))
 def test_no_request_is_lost_though_workers_of_both_kinds_die(tinypy, monkeypatch, seed):
     """At random moments, with requests that are cancelled at random. Nothing is left anywhere."""

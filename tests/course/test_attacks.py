@@ -33,6 +33,10 @@ LEVELS = {  # the fences that are left out
 }
 
 ATTEMPTS = {  # at what: name, and a line that raises OSError where it is stopped
+    "read your files, the answers too": {
+        "a file": "open(FOLDER + '/keep').read()",
+        "a folder": "os.listdir(FOLDER)",
+    },
     "write to files": {
         "append": "open(FOLDER + '/append', 'a').write('x')",
         "truncate by name": "os.truncate(FOLDER + '/truncate', 1)",
@@ -72,7 +76,10 @@ ATTEMPTS = {  # at what: name, and a line that raises OSError where it is stoppe
         "connect": "socket.socket(socket.AF_UNIX).connect(STREAM)",
         "send from a pair": "socket.socketpair(type=socket.SOCK_DGRAM)[0].sendto(b'x', MAILBOX)",
     },
-    "fill the disk": {"large files": "[large(f'{SCRATCH}/{i}', 200 << 20) for i in range(3)]"},
+}
+FILLS = {  # the disk, a MiB at a time, in files with names and without
+    "files": "open(f'{SCRATCH}/{i >> 6}', 'ab').write(page)",
+    "files without a name": "(kept.append(tempfile.TemporaryFile()), kept[-1].write(page))",
 }
 HEAD = """
 import ctypes, os, resource, signal, socket, tempfile
@@ -80,9 +87,6 @@ SCRATCH, reached = tempfile.gettempdir(), []
 def call(name, *arguments):
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
         raise OSError(ctypes.get_errno(), name)
-def large(path, size):
-    with open(path, "wb") as file:
-        os.posix_fallocate(file.fileno(), 0, size)
 """
 # Root's processes are out of reach for who has no rights of root, as everybody else's are not.
 VICTIM = """
@@ -195,12 +199,23 @@ def test_what_gets_through_is_what_is_announced(level, folder):
     assert report.status == "failed" and scratch == "scratch", report.text()
     if name == "no fence":
         assert set(reached) == {one for lines in ATTEMPTS.values() for one in lines}
-    assert {what for what, lines in ATTEMPTS.items() if {*reached} & {*lines}} == {*can}, reached
+    got_through = {what for what, lines in ATTEMPTS.items() if {*reached} & {*lines}}
+    assert got_through == {*can} - {"fill the disk"}, reached
     files = {"write to files", "change the modes and times of files"}
     assert (seen(folder) != before) == bool(files & set(can))
     assert shared.exists() == ("write to files" in can)
     shared.unlink(missing_ok=True)
     assert grade.grade_file(ONE.id, right(ONE).encode())["status"] == "passed", "the next one"
+
+
+@pytest.mark.parametrize("kind", thorough_after(1, FILLS))
+@pytest.mark.parametrize("level", ["no namespaces", "every fence"], indirect=True)
+def test_a_disk_is_not_filled(level, kind):
+    """In memory the system says that there is no room. On a disk nobody does, so it is watched."""
+    lines = f"page, kept = bytes(1 << 20), []\nfor i in range(4096):\n    {FILLS[kind]}"
+    report = check(HEAD + lines + "\nprint('4 GiB')")
+    said = " ".join(line.what for line in report.lines if not line.ok)
+    assert "No space left on device" in said or "MiB to the disk" in said, said
 
 
 @pytest.mark.thorough
@@ -270,7 +285,7 @@ def test_a_class_is_told_what_is_not_protected(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("MINIKV_WITHOUT", LEVELS["no fence"])
     grade.announce()
     said = capsys.readouterr().err
-    assert len(said.splitlines()) == 1 and all(what in said for what in ATTEMPTS)
+    assert len(said.splitlines()) == 1 and all(what in said for what in [*ATTEMPTS, "fill the"])
     monkeypatch.setattr(containment, "reach", lambda: (list(ATTEMPTS), []))
     grade.announce()
     assert capsys.readouterr().err == ""

@@ -186,6 +186,7 @@ def test_repeats_are_at_least_one(repeats, capsys):
     assert repeats in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_an_unknown_model_is_named(capsys):
     assert main(["bench", "decode", "--models", "no-such-model"]) == 2
     assert "no-such-model" in capsys.readouterr().err

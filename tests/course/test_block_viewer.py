@@ -257,6 +257,7 @@ def test_a_table_keeps_its_lane():
     assert lanes == [{"A": 0, "B": 1}, {"B": 1}, {"B": 1, "C": 0}]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("num_blocks", "block_size"),
     thorough_after(2, [(4, 1), (64, 16), (4, 3), (4, 16), (24, 4), (24, 16), (64, 1)]),

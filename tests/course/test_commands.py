@@ -1,6 +1,7 @@
 """`python -m minikv` as a program."""
 
 import contextlib
+import io
 import os
 import re
 import shutil
@@ -94,6 +95,42 @@ def test_control_c_ends_a_command_without_a_trace(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "\nEnded by Control-C.\n")
+
+
+def test_control_c_ends_a_command_that_still_imports(tmp_path):
+    (tmp_path / "torch.py").write_text("import time\nprint('torch', flush=True)\ntime.sleep(60)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "minikv", "progress"], stdout=-1, stderr=-1, text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert process.stdout.readline() == "torch\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize("encoding", thorough_after(1, ["ascii", "cp1252"]))
+def test_a_terminal_without_our_characters_is_answered(encoding, tmp_path):
+    """In a folder with files that are named as what torch imports."""
+    for name in ("random", "numpy", "queue", "token", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the reader')")
+    done = subprocess.run(
+        [sys.executable, "-m", "minikv", "check", "99"], capture_output=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+    )  # fmt: skip
+    assert done.returncode == 2 and b"there are exercises in chapters" in done.stderr
+    with io.TextIOWrapper(io.BytesIO(), encoding=encoding) as stream:
+        sys.stdout, before = stream, sys.stdout
+        try:
+            assert run(["--version"]) is None
+        except SystemExit:
+            print("✓ 1 · é → ✗ 文")
+        finally:
+            sys.stdout = before
+        stream.flush()
+        said = stream.buffer.getvalue().decode(encoding)
+    assert "+ 1" in said and "-> x ?" in said
 
 
 @pytest.mark.parametrize("arguments", thorough_after(1, ["progress", "--help"]))

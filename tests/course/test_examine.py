@@ -290,7 +290,7 @@ def test_a_name_for_the_reference_is_not_a_solution():
     mask = find("01.2")
     text = text_with(mask, reference_sources(mask)) + "\ncausal_mask = minikv.causal_mask\n"
     report = examine.examine(mask, "import minikv\n" + text)
-    assert report.lines[0].what == "causal_mask of the engine was called, which is the answer"
+    assert "causal_mask of the engine was called, which is the answer" in report.lines[0].what
 
 
 def test_tinypys_run_has_a_time_of_its_own(exercises, monkeypatch):

@@ -58,8 +58,8 @@ def test_a_case_that_goes_well_is_not_told(exercise, request):
         request.getfixturevalue("quick_interpreter")
     for scenario in scenarios.SCENARIOS[exercise.id]:
         for group in scenario.groups:
-            for program in group.programs:
-                events = scenario.on(scenarios.reference_module(exercise.id), program)
+            for place in range(len(group.programs)):
+                events = scenario.expected(group, place)
                 assert events and not any(one.error or one.text for one in events), group.name
 
 
@@ -162,7 +162,7 @@ def test_a_mistake_is_caught_and_named(exercise, mistake, monkeypatch):
 def half_fixed():
     """Exercises that break two functions in one way each, with one left as it was found."""
     for exercise in EXERCISES:
-        if exercise.id not in ("07.5", "08.6"):
+        if exercise.id not in ("07.4", "08.6"):
             continue
         for path, target in targets(exercise.chapter).items():
             if target.exercise == exercise.id:

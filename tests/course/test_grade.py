@@ -37,7 +37,7 @@ for _number in range(3, 64):
     except OSError:
         pass
 """
-LOOP = "def allocate(self):\n        while True:\n            time.sleep(1)\n\n    def old"
+LOOP = "def allocate(self):\n        while True:\n            pass\n\n    def old"
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def a_class(tmp_path):
     texts = {
         "ada": right(ONE),
         "ben": right(ONE).replace("self._free.pop()", "0"),
-        "cleo": "import time\n" + right(ONE).replace("def allocate", LOOP),
+        "cleo": right(ONE).replace("def allocate", LOOP),
         "dan": skeleton(ONE.chapter),
     }
     for name, text in texts.items():
@@ -61,6 +61,7 @@ def grade(*arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, **options)
 
 
+@pytest.mark.thorough
 def test_a_class_is_graded(a_class, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "4")
     table, xml = tmp_path / "marks.csv", tmp_path / "marks.xml"
@@ -335,3 +336,46 @@ def _student(folder, text, exercise=ONE):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / exercise.chapter.file_name).write_text(text)
     return folder
+
+
+# ── Names and links ───────────────────────────────────────────────────────────
+
+
+def test_a_link_hands_in_nothing(tmp_path):
+    """Of a file, of the folder, and of the folder of exercises."""
+    _student(tmp_path / "alice" / "exercises", right(ONE))
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / FILE).symlink_to(tmp_path / "alice" / "exercises" / FILE)
+    (tmp_path / "folder").symlink_to(tmp_path / "alice" / "exercises")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "exercises").symlink_to(tmp_path / "alice" / "exercises")
+    for name in ("file", "folder", "inner"):
+        student = grading.find_student(tmp_path / name)
+        report = grading.grade(student, ONE)
+        assert report.status == "failed" and "link" in report.place, name
+        assert grading.to_be_read(student, ONE) == []
+
+
+def test_tables_hold_any_name_and_message(tmp_path):
+    name = "=HYPERLINK('x')\x1b[1A\x07\u2028"
+    student = grading.find_student(_student(tmp_path / name, right(ONE) + "\nopen('\x1b[2K')\n"))
+    line = Line("a line", False, "=1+1\x1b[2K")
+    results = [(student, Result(ONE.id, "failed", 1, lines=[line]))]
+    [suite] = ElementTree.fromstring(grading.as_junit(results))
+    assert suite.get("name").startswith("=HYPERLINK") and "\\x1b" in suite.get("name")
+    for text in (grading.as_csv(results), grading.for_moodle(results), grading.for_canvas(results)):
+        cells = [cell for row in csv.reader(text.splitlines()) for cell in row]
+        assert not [cell for cell in cells if cell.startswith("=")] and "'=HYPER" in text
+    said = grading.as_text(results)
+    assert "\x1b" not in said and "\\x1b[2K" in said
+
+
+def test_a_folder_with_names_of_pythons_harms_nothing(tmp_path):
+    """A hand-in that we are in: nothing of it is imported where it is graded."""
+    folder = _student(tmp_path, right(ONE))
+    ran = tmp_path / "ran"
+    for name in ("random", "token", "numpy", "json", "queue", "tokenize", "tempfile", "torch"):
+        (folder / f"{name}.py").write_text(f"open({str(ran)!r}, 'w')\nraise SystemExit({name!r})")
+    done = grade(".", "--chapters", "04", "--jobs", "1", cwd=folder)
+    assert done.returncode == 0 and done.stdout.count("✓") == 1, done
+    assert not ran.exists()

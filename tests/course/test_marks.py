@@ -281,4 +281,4 @@ def test_an_answer_of_another_form_confuses(answer, monkeypatch):
     player._places = {id(None): 0}
     monkeypatch.setattr(player, "_ask", lambda *_: answer, raising=False)
     with pytest.raises(Confused):
-        player.events(None, 0)
+        player.events(None, 0, 0)

@@ -200,7 +200,7 @@ def test_your_parts_name_what_has_changed_and_what_runs_nowhere(exercises):
     assert "04.1 BlockPool.allocate, BlockPool.release: yours\n" in said
     assert "05.3 blocks_for_samples: yours; no model calls it\n" in said
     assert '04.3 slot_mapping: changed since it passed: check("04.3")\n' in said
-    others = "04.2, 04.4, 04.5, all of 01, 02, 03, 05, 06"
+    others = "04.2, 04.4, 04.5, 05.1, 05.2, 05.4, 05.5, all of 00, 01, 02, 03, 06"
     assert said.count("The reference's") == 1 and f"The reference's: {others}" in said
     assert "BlockTable.grow" not in said
     told = " ".join(parts.text(in_terminal).split())
@@ -210,6 +210,7 @@ def test_your_parts_name_what_has_changed_and_what_runs_nowhere(exercises):
     assert [proof.ids for proof in parts.proofs] == [["04.1"]]
 
 
+@pytest.mark.thorough
 def test_a_run_names_the_parts_that_it_called(exercises):
     solve(exercises, "04.3", "05.1", "05.5", "06.4")
     parts = lab.your_parts()
@@ -231,18 +232,20 @@ def test_a_run_names_the_kernels_that_it_started(exercises):
     assert ran == [["04.3"], ["08.3"], ["08.4"], ["04.3", "08.4"]], parts
 
 
+@pytest.mark.thorough
 def test_in_a_notebook_your_parts_are_those_up_to_its_chapter(exercises, tmp_path, monkeypatch):
-    solve(exercises, "04.1", "06.6", "05.3")
+    solve(exercises, "04.1", "07.8", "05.3")
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "05_copy_on_write.ipynb"))
     said = repr(lab.your_parts())
     assert "04.1" in said and "05.3" in said
-    assert "06.6" not in said and "02, 03" in said and "03, 06" not in said
+    assert "07.8" not in said and "02, 03" in said and "03, 06" not in said
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "03_kv_memory.ipynb"))
     assert "No part of yours" in repr(lab.your_parts())
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "notes.ipynb"))
-    assert "06.6 before_the_race: yours; no model calls it" in repr(lab.your_parts())
+    assert "07.8 guess_prompt: yours; no model calls it" in repr(lab.your_parts())
 
 
+@pytest.mark.thorough
 def test_your_parts_before_an_engine_can_run_on_them(exercises):
     solve(exercises, "01.3")
     parts = lab.your_parts()

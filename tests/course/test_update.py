@@ -12,8 +12,16 @@ from four_ways import EXERCISES, reference_sources, right, right_otherwise, runs
 from thorough import thorough_after
 
 from minikv.course.commands import main
+from minikv.course.exercises import reader_files
 from minikv.course.exercises.manifest import ReaderError, chapter_of, chapters
-from minikv.course.exercises.skeletons import definitions, fill, skeleton, solved, text_of
+from minikv.course.exercises.skeletons import (
+    definitions,
+    fill,
+    skeleton,
+    solved,
+    targets,
+    text_of,
+)
 from minikv.course.reader import progress_file, unpacked, update
 from minikv.course.reader.update import UpdateError, _skeletons_of, merge
 
@@ -291,6 +299,7 @@ def test_an_update_that_cannot_be_made_changes_nothing(course, pool_solved, monk
     assert (file.read_text(), git(clone, "rev-parse", "HEAD")) == before
 
 
+@pytest.mark.thorough
 def test_updating_from_an_older_copy(tmp_path, pool_solved, monkeypatch):
     old = tmp_path / "old"
     shutil.copytree(ROOT / "minikv", old / "minikv", ignore=shutil.ignore_patterns("__pycache__"))
@@ -354,3 +363,67 @@ def test_updating_a_folder_that_start_has_made(tmp_path, pool_solved, monkeypatc
     assert (tmp_path / "notebooks" / "of_0.0.9" / run).read_text() == "old, and run"
     assert (tmp_path / "notebooks" / same).read_text() == unpacked.notebooks()[same]
     assert unpacked.unpack(tmp_path) == []
+
+
+# ── Files of any editor ───────────────────────────────────────────────────────
+
+ODD = {
+    "a form feed": "\f\n# a page\f\n",
+    "a vertical tab": "# a\x0bb\n",
+    "U+2028": "# a\u2028b\n",
+    "U+0085": "TEXT = 'a\x85b'\n",
+    "tabs": "class Own:\n\tdef one(self):\n\t\treturn 1\n",
+    "an async function": "def twice(f):\n    return f\n\n@twice\nasync def later():\n    return\n",
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_lines_are_those_of_python(odd):
+    """A bug is found as it was, an exercise is put back, and an update keeps what is there."""
+    exercise = next(one for one in EXERCISES if one.kind == "debug")
+    text = fill(skeleton(exercise.chapter), {"": ODD[odd]})
+    assert not reader_files.progress_of(exercise, text).started
+    mine = fill(text, reference_sources(exercise))
+    assert reader_files.progress_of(exercise, mine).started
+    asked = {p: t.skeleton for p, t in targets(exercise.chapter).items()}
+    back = fill(mine, {p: asked[p] for p in reference_sources(exercise)})
+    assert ast.dump(ast.parse(back)) == ast.dump(ast.parse(text))
+    merged = merge(skeleton(exercise.chapter), mine, skeleton(exercise.chapter) + "\n\nNEW = 1\n")
+    ours = {ast.dump(node) for node in ast.parse(mine).body}
+    assert ours <= {ast.dump(node) for node in ast.parse(merged.text).body}
+
+
+def test_a_method_is_put_back_among_tabs():
+    text = "class A:\n\tdef f(self):\n\t\treturn 1\n\n\tdef g(self):\n\t\treturn 2\n"
+    back = fill(text, {"A.f": "def f(self):\n    raise NotImplementedError\n"})
+    assert [node.name for node in ast.parse(back).body[0].body] == ["f", "g"]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_file_that_is_not_utf_8_is_named(encoding, tmp_path):
+    (tmp_path / "ch04_paged_blocks.py").write_bytes("# fünf".encode(encoding))
+    with pytest.raises(ReaderError, match=r"ch04_paged_blocks.py is not UTF-8 text"):
+        update.read_folder(tmp_path)
+    (tmp_path / "ch04_paged_blocks.py").write_bytes("# fünf".encode("utf-8-sig"))
+    assert update.read_folder(tmp_path) == {"ch04_paged_blocks.py": "# fünf"}
+
+
+@pytest.mark.parametrize("damaged", ["", "{half", "[]", '{"version": 1}', "\udcff"])
+def test_a_damaged_record_is_named(damaged, tmp_path):
+    (tmp_path / ".minikv").mkdir()
+    file = tmp_path / ".minikv" / "course.json"
+    file.write_bytes(damaged.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ReaderError, match=r"course.json is damaged"):
+        unpacked.version_of(tmp_path)
+
+
+def test_a_notebook_that_is_not_utf_8_is_put_aside(tmp_path, monkeypatch):
+    monkeypatch.setattr(unpacked, "notebooks", lambda: {"01_a.ipynb": "{}\n"})
+    monkeypatch.setattr(unpacked, "_write_engine", lambda folder: None)
+    (tmp_path / "notebooks").mkdir()
+    unpacked.record(tmp_path)
+    (tmp_path / "notebooks" / "01_a.ipynb").write_bytes(b"\xff\xfe")
+    assert len(unpacked.renew_notebooks(tmp_path)) == 1
+    assert (tmp_path / "notebooks" / "01_a.ipynb").read_text() == "{}\n"
+    [kept] = (tmp_path / "notebooks").glob("of_*/01_a.ipynb")
+    assert kept.read_bytes() == b"\xff\xfe"

@@ -323,6 +323,7 @@ def test_a_process_without_numba():
     assert "minikv" not in done.stderr or "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_transformer_of_another_kind_is_computed_layer_by_layer(llama, monkeypatch):
     monkeypatch.setattr(attention, "can_compile", lambda transformer: False)
     engine, prompts = cpu(llama.lm), llama.prompts(5, 20, seed=4)

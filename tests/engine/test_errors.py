@@ -4,6 +4,7 @@ import math
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,9 +25,13 @@ from minikv import (
     BlockTable,
     Engine,
     EngineConfig,
+    OutOfBlocks,
+    Plan,
     RadixCache,
     SamplingParams,
+    Scheduler,
 )
+from minikv.beam import _decided
 
 NAN, INF = math.nan, math.inf
 
@@ -363,11 +368,22 @@ def test_check_notices(llama, damage, message):
         engine.check()
 
 
+def test_check_looks_at_the_prefix_cache_and_at_what_lies_below(llama):
+    engine = Engine(llama.lm, small(host_blocks=8))
+    engine.check()
+    engine.tiers.is_planning = True
+    with pytest.raises(AssertionError, match="tiers: a copy is still planned"):
+        engine.check()
+    engine.cache.num_cached_blocks += 1
+    with pytest.raises(AssertionError, match="num_cached_blocks is off"):
+        engine.check()
+
+
 def test_nothing_is_thrown_away_but_after_a_failure(llama):
     """What was made again is the pool, too; a step behind the recovery keeps it."""
     engine = step_once(llama.lm)
     pool = engine.pool
-    engine.add_request([2], SamplingParams(max_tokens=4))
+    request_id = engine.add_request([2], SamplingParams(max_tokens=2))
     engine.step()
     assert engine.pool is pool
     run = engine.runner.run
@@ -375,26 +391,85 @@ def test_nothing_is_thrown_away_but_after_a_failure(llama):
     with pytest.raises(ZeroDivisionError):
         engine.step()
     engine.runner.run = run
-    engine.step()
+    assert engine.request(request_id).sequences[0].table is None  # it waits again
     assert engine.pool is not pool
     pool = engine.pool
-    engine.step()
-    assert engine.pool is pool
+    while engine.step():
+        assert engine.pool is pool
+    stats = engine.stats()
+    assert stats.looked_up_tokens == 7 + 1  # once each
+    assert engine.step() == [] and engine.stats().steps == stats.steps
 
 
-def test_blocks_held_outside_the_engine(llama):
+@pytest.mark.parametrize(
+    ("prefix_cache", "said"), [(False, "2 are free and 0"), (True, "1 are free and 1")]
+)
+def test_blocks_held_outside_the_engine(llama, prefix_cache, said):
     """Then nothing can run. The engine says so, and goes on when they are given back."""
-    engine = Engine(llama.lm, small(num_blocks=6))
+    engine = Engine(llama.lm, small(num_blocks=6, prefix_cache=prefix_cache))
+    engine.generate([2] * 4, SamplingParams(max_tokens=1))  # leaves a cached block
     held = [engine.pool.allocate() for _ in range(4)]
     request_id = engine.add_request([1] * 12, SamplingParams(max_tokens=4))
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"needs 3 blocks; 2 are free and 0 can be evicted"):
+        with pytest.raises(RuntimeError, match=f"needs 3 blocks; {said} can be evicted"):
             engine.step()
     for block_id in held:
         engine.pool.release(block_id)
     outputs = drain(engine)
     assert outputs[request_id].token_ids == greedy_tokens(llama.lm, [1] * 12, 4)
     assert_serves(engine)
+
+
+def test_a_scheduler_that_gives_nobody_a_token(llama):
+    class Idle(Scheduler):
+        def schedule(self):
+            return Plan() if self.running else super().schedule()
+
+    engine = Engine(llama.lm, small(), scheduler=Idle)
+    engine.add_request([1, 2], SamplingParams(max_tokens=4))
+    engine.step()
+    with pytest.raises(RuntimeError, match="gave none of the running sequences a token"):
+        engine.step()
+
+
+def test_what_another_call_moved_is_returned_once(llama):
+    """A batch moves two requests that were there before it; one is aborted then."""
+    engine = Engine(llama.lm, small())
+    params = SamplingParams(max_tokens=9)
+    kept, aborted = (engine.add_request([token], params) for token in (1, 2))
+    engine.generate([3], SamplingParams(max_tokens=2))
+    engine.abort(aborted)
+    assert [len(one.token_ids) for one in engine.step() if one.request_id == kept] == [3]
+    engine.generate([3], SamplingParams(max_tokens=2))
+    engine.abort(kept)
+    assert not engine.has_unfinished and engine.step() == []
+
+
+def test_beams_evict_what_nobody_uses_and_take_every_seat(llama):
+    config = small(num_blocks=9, max_num_seqs=2)
+    engine, alone = Engine(llama.lm, config), Engine(llama.lm, config)
+    engine.generate([1] * 20, SamplingParams(max_tokens=4))
+    assert engine.stats().blocks_free == 4  # and five are needed
+    beams = [one.beam_search([5] * 6, 2, 6) for one in (engine, alone)]
+    assert [beam.token_ids for beam in beams[0]] == [beam.token_ids for beam in beams[1]]
+    engine.cache.clear()
+    pool = engine.pool
+    for _ in range(5):
+        pool.allocate()
+    with pytest.raises(OutOfBlocks, match="blocks needed: 5, free: 4"):
+        engine.beam_search([5] * 6, 2, 6)
+    assert engine.pool is pool  # it was not begun
+
+
+def test_beams_are_decided_when_the_best_that_runs_cannot_win():
+    finished, beams = [(-0.6, None)], [SimpleNamespace(num_output=2)] * 2
+    assert not _decided(finished, torch.tensor([-1.0, -4.0]), beams, 1, 1.0)  # -0.5 might
+    assert _decided(finished, torch.tensor([-1.4, -4.0]), beams, 1, 1.0)
+    assert not _decided(finished, torch.tensor([-1.4, -4.0]), beams, 2, 1.0)
+    beams[0].num_output = 1
+    assert _decided(finished, torch.tensor([-1.0]), beams, 1, 1.0)
+    beams[0].num_output = 0
+    assert not _decided(finished, torch.tensor([-1.0]), beams, 1, 1.0)
 
 
 @pytest.mark.parametrize("state", [None, 5, "tinypy", [1]], ids=repr)

@@ -53,6 +53,7 @@ def test_a_listener_knows_what_the_cache_holds(llama, parts):
             assert engine.cache.match(tokens, salt).num_tokens == len(tokens)
     assert diary.told.count("freeing") > 6, "the pool was too small for all of them"
     engine.cache.clear()
+    assert engine.cache.num_cached_blocks == 0
     assert diary.held == {} and diary.told.count("clearing") == 1
     assert diary.told.count("begin") == 1
 

@@ -333,6 +333,12 @@ DAMAGES = [
     ),
     *[(write("tokenizer.json", content), "tokenizer.json") for content in (b"", b"{", b"{}")],
 ]
+DAMAGES_OF_TOKENS = [
+    (b'{"eos_token": "\\ud800"}', "tokenizer_config.json: eos_token: character 0 is"),
+    (b'{"bos_token": {"content": "a\\udfff"}}', "tokenizer_config.json: bos_token: character 1 is"),
+    (b"{", "tokenizer_config.json: not valid json"),
+    (b"[]", "tokenizer_config.json: not a json object"),
+]
 DAMAGES_OF_SHARDS = [
     (cut("*.safetensors", None), "of-00.*safetensors: missing or damaged .*No such file"),
     (cut("*.safetensors", 300), "of-00.*safetensors: missing or damaged"),
@@ -360,6 +366,13 @@ DAMAGES_OF_SHARDS = [
 @pytest.mark.parametrize(("damage", "message"), DAMAGES)
 def test_a_damaged_checkpoint(folder, damage, message):
     damage(folder)
+    refused(folder, message)
+
+
+@pytest.mark.parametrize(("content", "message"), DAMAGES_OF_TOKENS)
+def test_damaged_names_of_tokens(folder, tinypy, content, message):
+    shutil.copy(tinypy.folder / "tokenizer.json", folder)
+    (folder / "tokenizer_config.json").write_bytes(content)
     refused(folder, message)
 
 

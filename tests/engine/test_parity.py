@@ -433,6 +433,30 @@ def test_a_draw_is_looked_up_in_the_cumulative_distribution():
     assert sampler(logits, params, [None]).tolist() == [1]
 
 
+def test_borders_of_top_p_and_of_a_draw():
+    """Of two equal tokens the first reaches top_p, and a draw at their border takes the second."""
+    sampler, equal = minikv.Sampler(), torch.zeros(1, 2)
+    p, _ = probabilities(equal, [SamplingParams(temperature=1.0, top_p=0.5)])
+    assert p.tolist() == [[1.0, 0.0]]
+    assert sampler(equal, [SamplingParams(temperature=1.0)], [0.5]).tolist() == [1]
+    p, _ = probabilities(torch.tensor([[0.0, -50, -60]]), [SamplingParams(temperature=1.0)])
+    assert (
+        p > 0
+    ).all()  # top_p of 1 leaves nothing out, not even behind a sum that is rounded to 1
+
+
+def test_a_draw_above_the_rounded_sum_takes_the_last_token_that_may_come():
+    sampler, most = minikv.Sampler(), math.nextafter(1, 0)
+    params = [SamplingParams(temperature=1.0, top_k=k) for k in (1, 7)]
+    rounded_down = 0
+    for seed in range(60):
+        logits = torch.randn(2, 20, generator=torch.Generator().manual_seed(seed))
+        p, token_ids = probabilities(logits, params)
+        rounded_down += bool(p[1].cumsum(-1)[-1] <= most)
+        assert sampler(logits, params, [most] * 2).tolist() == [token_ids[0, 0], token_ids[1, 6]]
+    assert rounded_down > 3
+
+
 def test_samples_follow_the_distribution(llama):
     """1,600 first tokens, over seeds and over samples of one seed, and as many second
     tokens: chi-square of 5 degrees of freedom stays under its 99.9 % point, 20.5."""

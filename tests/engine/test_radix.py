@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 )
 
 from minikv import BlockPool, RadixCache
+from minikv.radix import Root
 from minikv.testing import LoggingPool, PrefixModel
 
 
@@ -164,7 +165,15 @@ def name_it(key):
             "in the tree twice",
         ),
         (name_it(("8", "8")), "wrong key"),
-        (name_it(("3", "4", "5")), "another size|wrong key"),
+        (name_it(("3", "4", "5")), "another size"),
+        (lambda _, node: node.keys.append(("9", "9")), "a node without blocks"),
+        (lambda cache, node: cache.unlocked.pop(node), "unlocked list is off"),
+        (
+            lambda _, node: setattr(node, "parent", node.parent.children["5", "6"]),
+            "a child of two nodes",
+        ),
+        (lambda cache, node: (cache.lock(node), add("lock_count", 1)(node, None)), "an ancestor"),
+        (lambda cache, _: cache._roots.update(x=Root("x")), "an empty or misplaced root"),
         (lambda cache, node: cache.unlocked.move_to_end(node), "younger than its parent"),
     ],
 )

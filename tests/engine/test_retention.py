@@ -2,9 +2,17 @@
 
 import itertools
 import random
+from collections import Counter
 
 import pytest
-from helpers import LocksOnlyAncestors, careful_engine, generate, small, with_windows
+from helpers import (
+    LocksOnlyAncestors,
+    assert_reached,
+    careful_engine,
+    generate,
+    small,
+    with_windows,
+)
 
 from minikv import Engine, EngineConfig, RadixCache, SamplingParams
 from minikv.groups import GroupCache
@@ -83,9 +91,12 @@ def random_case(rng, policy, make=RetainingCache):
 @pytest.mark.parametrize("policy", [by_age, pinned, time_to_live(5)])
 def test_without_hints_every_policy_is_age(policy):
     """So a time to live that is the same for all changes nothing."""
+    seen = Counter()
     for seed in range(150):
         plain = random_case(random.Random(seed), policy, RadixCache)
         assert random_case(random.Random(seed), policy) == plain, seed
+        seen["evictions of several"] += sum(len(set(words)) > 1 for words in plain)
+    assert_reached(seen, {"evictions of several": 250})
 
 
 def test_age_takes_one_conversation_after_the_other():

@@ -430,6 +430,15 @@ def test_a_prompt_that_is_cached_to_its_end_computes_at_least_a_token():
     bench.drain()
 
 
+def test_every_sample_locks_what_it_shares():
+    bench = SchedulerBench(small(), cache=True)
+    bench.add(8, n=3)
+    bench.step()
+    [node] = {sequence.node for sequence in bench.scheduler.running}
+    assert len(bench.scheduler.running) == node.lock_count == 3
+    bench.drain()
+
+
 def test_seconds_of_the_host_are_those_outside_the_model(llama, monkeypatch):
     """By a clock that goes on only in the scheduler, 1 s a plan, and in the sampler, 10 s."""
 
@@ -460,6 +469,18 @@ def test_stats_count_what_happened(llama):
     assert stats.computed_tokens == 10 + 7 + 2 * 3  # the last token of each is never computed
     assert (stats.blocks_free, stats.blocks_used, stats.blocks_cached) == (128, 0, 0)
     assert (stats.looked_up_tokens, stats.hit_tokens, stats.hit_rate) == (17, 0, 0.0)
+
+
+def test_who_is_aborted_while_swapped_out_gives_back_the_hosts_blocks(llama):
+    engine = Engine(llama.lm, small(num_blocks=5, preemption="swap", prefix_cache=False))
+    ids = [engine.add_request([1 + i] * 7, SamplingParams(max_tokens=9)) for i in range(2)]
+    while engine.stats().swaps_out == 0:
+        engine.step()
+    host = engine.scheduler.host_pool
+    assert host.num_free < host.num_blocks
+    engine.abort(ids[1])
+    assert host.num_free == host.num_blocks
+    engine.check()
 
 
 class FreesBeforeRemapping(BlockTable):

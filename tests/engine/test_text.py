@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import tracemalloc
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer
 
 import minikv
 from minikv import SamplingParams
-from minikv.outputs import SampleOutput, SoFar, hits_stop_string
+from minikv.outputs import SampleOutput, SoFar, hits_stop_string, visible_text
 from minikv.sequence import Request
 
 
@@ -105,3 +106,16 @@ def test_a_stop_string_in_a_run_of_bytes_is_found(llama, family):
             found = number
     first = next(n for n in range(len(ids)) if "。" in tokenizer.decode(ids[:n]))
     assert found == first
+
+
+def test_a_long_stop_string_takes_no_more_memory_than_its_length():
+    """Of what begins it, no more is looked at than the text has."""
+    text, stop = "ab" * 500, ("y" * 500_000, "ab" * 250_000)
+    tracemalloc.start()
+    try:
+        assert visible_text("x" + text, stop, finished=False) == "x"
+        assert visible_text(text + "y", (stop[0],), finished=False) == text
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000

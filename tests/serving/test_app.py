@@ -23,6 +23,7 @@ import pytest
 from bad_requests import attack
 from helpers import assert_empty, fearless
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ValidationError
 from serving_case import CONFIG, KEY, Cluster, OneEngine, server
 from starlette.requests import Request
 from thorough import thorough_after
@@ -35,10 +36,10 @@ from minikv.outputs import Delta
 from minikv.serving import Busy, Inbox
 from minikv.serving import app as app_module
 from minikv.serving import server as server_module
-from minikv.serving.admission import Admission
+from minikv.serving.admission import Admission, Room
 from minikv.serving.app import Api, ClientLeft
 from minikv.serving.block_life import BlockLife
-from minikv.serving.requests import HINTS, NEUTRAL
+from minikv.serving.requests import HINTS, NEUTRAL, ChatRequest, CompletionRequest
 from minikv.serving.server import served
 
 LONG = {"prompt": "x", "max_tokens": 900, "ignore_eos": True}
@@ -605,9 +606,9 @@ def test_a_full_queue_is_told_to_come_again(tinypy, by):
     assert_empty(by.engine)
 
 
-def test_who_may_wait_is_decided_by_how_fast_others_were_served():
+def test_who_may_wait_is_decided_by_how_fast_others_were_served(tinypy):
     async def measured():
-        target = SimpleNamespace(health=lambda: [])
+        target = SimpleNamespace(health=lambda: [], num_engines=1, tokenizer=tinypy.lm.tokenizer)
         now = SimpleNamespace(seconds=0.0)
         clock = partial(getattr, now, "seconds")
         api = Api(target, "tinypy", None, Admission(2.5, enough=256), 2000, clock)
@@ -629,6 +630,54 @@ def test_who_may_wait_is_decided_by_how_fast_others_were_served():
         assert api.admission.queued == 1000 and len(api.admission.measured) == 1
 
     asyncio.run(measured())
+
+
+def test_who_may_wait_for_room_is_decided_by_how_fast_others_end():
+    room = Room(30, crowd=8)
+    assert [room.enter(name, 0.5, 1, now=0) for name in "abcd"] == [0] * 4  # c and d wait
+    assert room.full_since == 0 and room.missing(1) == 1
+    for key in "ab":
+        room.leave(key, 1)
+    assert room.full_since is None  # c and d fit
+    assert [room.enter(name, 0.5, 1, now=100) for name in "efgh"] == [0] * 4
+    room.leave("c", 1)
+    # Half an engine's room in 20 s; 2 are missing: 80 s, and 30 of them may be waited for.
+    assert room.enter("i", 0.5, 1, now=120) == 50
+    assert room.enter("i", 0.5, 3, now=120) == 0  # two more engines were started
+    idle = Room(30, crowd=8)
+    assert idle.enter("a", 9.0, 1, now=0) == 0  # alone
+    assert idle.enter("b", 0.1, 1, now=0) == 1  # more than a crowd, and nothing is known
+    quiet = Room(30, crowd=8)
+    assert [quiet.enter(name, 1, 1, now) for name, now in (("a", 0), ("b", 0), ("c", 31))] == [
+        0,
+        0,
+        1,
+    ]  # nobody has ended for 31 s
+
+
+def test_who_has_no_first_token_in_time_because_of_others_is_told_so(tinypy):
+    """Long answers of many samples: of their prompts alone nobody could tell. Whoever is let in has
+    a token in time, or 503; and whoever is computed is never refused."""
+    engine = Engine(tinypy.lm, replace(CONFIG, max_num_seqs=2))
+    by = OneEngine(tinypy.lm, engine)
+    step, slow = engine.step, threading.Event()
+
+    def steps():
+        slow.wait(0.02)  # so that the first is not over before the last has waited
+        return step()
+
+    engine.step = steps
+    with server(tinypy.lm, served_by=by, first_token=0.3) as at, ThreadPoolExecutor(4) as threads:
+        body = {"prompt": "x", "max_tokens": 200, "n": 2, "temperature": 1, "ignore_eos": True}
+        long = threads.submit(at.ask, body=body)
+        until(lambda: engine.stats().running == 2)
+        found = at.ask(body=body | {"max_tokens": 2})
+        assert found.status_code == 503 and int(found.headers["Retry-After"]) >= 1
+        assert found.json()["error"]["type"] == "server_error"
+        slow.set()
+        assert long.result().status_code == 200
+        assert at.ask(body=body | {"max_tokens": 2}).status_code == 200
+        until(by.is_idle)
 
 
 def test_events_wait_for_no_acknowledgement_of_those_before(tinypy, monkeypatch):
@@ -686,6 +735,22 @@ def test_pages_of_other_origins_are_let_in_if_they_are_named(tinypy):
             for one in (first, found):
                 assert one.headers.get("Access-Control-Allow-Origin") == allowed
             assert httpx.get(f"{at.url}/v1/models", headers=page).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (ChatRequest, {"messages": [1] * 1000}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "x"}] * 1000}]}),
+        (CompletionRequest, {"prompt": "x", "stop": ["a"] * 1000}),
+        (CompletionRequest, {"prompt": "x"} | {f"a{i}": 1 for i in range(1000)}),
+    ],
+)
+def test_a_long_request_is_refused_at_the_first_thing_that_is_wrong(kind, body):
+    """A list of all that is wrong would take long, while others wait."""
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert caught.value.error_count() <= 3  # of one value: it is no text, and no list of parts
 
 
 HERE = "http://127.0.0.1:{port}"

@@ -148,6 +148,13 @@ def test_what_a_template_does_wrong_is_said(folder, text, says):
         assert template.find_ends(Tokenizer.from_file(str(folder() / "tokenizer.json"))) == ()
 
 
+@pytest.mark.parametrize("name", [None, 3, {}, [], "other"])
+def test_templates_of_strange_names_are_none(folder, name):
+    at = folder(chat_template=[{"name": name, "template": "a"}, {"name": "b"}, 5, None])
+    with closing(ChatTemplate(str(at))) as template, pytest.raises(ValueError, match="no chat tem"):
+        template.render(TALK)
+
+
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
 def test_a_file_that_is_no_text_is_said(folder, name):
     at = folder(chat_template=FAMILIES["zephyr"])

@@ -294,6 +294,7 @@ def test_the_newer_name_of_a_limit_is_known(client, expected):
     assert whole(found, is_chat=True) == samples_as(expected(PROMPT + "\n", max_tokens=5))
 
 
+@pytest.mark.thorough
 def test_a_chat_without_a_limit_may_fill_the_context(client):
     found = client.chat.completions.create(
         model="tinypy", messages=[{"role": "user", "content": "x " * 500}]

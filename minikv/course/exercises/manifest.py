@@ -234,7 +234,7 @@ def _piece(row: dict[str, Any], folder: str) -> Function | Class:
 def chapter_of(exercise_id: str) -> Chapter:
     """The chapter of an exercise, or by its number. Raises ReaderError with what there is."""
     number = str(exercise_id).partition(".")[0].zfill(2)
-    if number not in chapters():
+    if number not in chapters() or exercise_id == "":
         raise ReaderError(
             f"{exercise_id!r}: there are exercises in chapters {', '.join(chapters())}; "
             'name one by its id, such as "04.2"'

@@ -46,7 +46,7 @@ class Mistake:
 
 def mistakes_of(exercise: Exercise) -> tuple[Mistake, ...]:
     """The known mistakes of one exercise, in the order of its chapter's file."""
-    return _of_chapter(exercise.chapter).get(exercise.id, ())
+    return of_chapter(exercise.chapter).get(exercise.id, ())
 
 
 def mistake_named(exercise: Exercise, name: str) -> Mistake:
@@ -99,7 +99,7 @@ def read(file: Traversable, chapter: Chapter) -> dict[str, tuple[Mistake, ...]]:
 
 
 @cache
-def _of_chapter(chapter: Chapter) -> dict[str, tuple[Mistake, ...]]:
+def of_chapter(chapter: Chapter) -> dict[str, tuple[Mistake, ...]]:
     return read(resources.files(chapter.package) / "mistakes.toml", chapter)
 
 

@@ -16,9 +16,12 @@ from typing import Any
 import minikv
 from minikv.course.exercises.manifest import Chapter, Exercise, ReaderError
 from minikv.course.exercises.skeletons import (
+    AnyFunction,
     definitions,
     docstring_of,
     is_unwritten,
+    lines_of,
+    reference_part,
     targets,
     text_of,
 )
@@ -99,25 +102,32 @@ def saved_at(chapter: Chapter) -> float | None:
 def read(chapter: Chapter) -> str:
     """The reader's text. Raises WorkbookError if there is none."""
     try:
-        if path_of(chapter).exists() and not path_of(chapter).is_file():
-            raise WorkbookError(f"{display_name(chapter)} is a folder or a pipe, and no file")
-        size = path_of(chapter).stat().st_size
-        if size > LONGEST_FILE:
-            raise WorkbookError(
-                f"{display_name(chapter)} has {size:,} bytes; a file of exercises may have "
-                f"{LONGEST_FILE:,}. Put long data into another file"
-            )
-        return path_of(chapter).read_text(encoding="utf-8-sig")  # some editors begin with a mark
+        return text_in(path_of(chapter))
     except FileNotFoundError:
         raise WorkbookError(
             f'{display_name(chapter)} is missing; reset("{chapter.number}") makes it again'
         ) from None
+
+
+def text_in(file: Path) -> str:
+    """The text of a file of exercises. Raises WorkbookError, or FileNotFoundError."""
+    name = f"{file.parent.name}/{file.name}"
+    try:
+        if file.exists() and not file.is_file():
+            raise WorkbookError(f"{name} is a folder or a pipe, and no file")
+        size = file.stat().st_size
+        if size > LONGEST_FILE:
+            raise WorkbookError(
+                f"{name} has {size:,} bytes; a file of exercises may have "
+                f"{LONGEST_FILE:,}. Put long data into another file"
+            )
+        return file.read_text(encoding="utf-8-sig")  # some editors begin with a mark
     except UnicodeDecodeError as error:
-        raise WorkbookError(
-            f"{display_name(chapter)} is not UTF-8 text ({error}); save it as UTF-8"
-        ) from None
+        raise WorkbookError(f"{name} is not UTF-8 text ({error}); save it as UTF-8") from None
+    except FileNotFoundError:
+        raise
     except OSError as error:
-        raise WorkbookError(f"{display_name(chapter)}: {error.strerror}") from None
+        raise WorkbookError(f"{name}: {error.strerror}") from None
 
 
 def parse(chapter: Chapter, text: str) -> ast.Module:
@@ -171,7 +181,7 @@ def progress_of(exercise: Exercise, text: str) -> Progress:
                 missing.append(path)
             elif target.is_bug and same_code(text_of(text, node), target.skeleton):
                 unwritten[path] = node.lineno
-            elif isinstance(node, ast.FunctionDef) and is_unwritten(node):
+            elif isinstance(node, AnyFunction) and is_unwritten(node):
                 unwritten[path] = node.body[-1].lineno
             else:
                 written.append(path)
@@ -212,7 +222,7 @@ def _code(chapter: Chapter, text: str) -> dict[str, ast.stmt]:
     """What `text` defines, by path, without docstrings: another release may word them otherwise."""
     tree = parse(chapter, text)
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and docstring_of(node):
+        if isinstance(node, AnyFunction) and docstring_of(node):
             node.body = node.body[1:] or [ast.Pass()]
     found: dict[str, ast.stmt] = dict(definitions(tree))
     for statement in tree.body:
@@ -251,23 +261,20 @@ def load(chapter: Chapter, text: str, keep: set[str], strict: bool = False) -> M
     tree = parse(chapter, text)
     found = definitions(tree)
     sys.modules[name] = module  # dataclasses look their module up there
-    lines = text.splitlines(keepends=True)  # for the lines that an error names
+    lines = [f"{line}\n" for line in lines_of(text)]  # for the lines that an error names
     linecache.cache[module.__file__] = (len(text), None, lines, module.__file__)
     exec(compile(tree, module.__file__, "exec"), module.__dict__)
-    kept_classes = {
-        path.rpartition(".")[0]
-        for path, target in targets(chapter).items()
-        if target.exercise in keep and "." in path
-    }
-    for path, target in targets(chapter).items():
+    places = chapter.places
+    kept_classes = {p.rpartition(".")[0] for p, id_ in places.items() if id_ in keep and "." in p}
+    for path, id_ in places.items():
         owner, _, method = path.rpartition(".")
         node = found.get(path)
-        done = node is not None and not is_unwritten(node) and not target.is_bug
-        if target.exercise in keep or (not strict and owner in kept_classes and done):
+        done = node is not None and not is_unwritten(node) and path not in chapter.bugs
+        if id_ in keep or (not strict and owner in kept_classes and done):
             continue
         holder = getattr(module, owner, None) if owner else module
         if holder is not None:
-            setattr(holder, method, target.reference)
+            setattr(holder, method, reference_part(chapter, path))
     return module
 
 

@@ -14,9 +14,10 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
+from typing import Any
 
 from minikv.course.exercises.manifest import (
     Chapter,
@@ -27,7 +28,8 @@ from minikv.course.exercises.manifest import (
     chapters,
 )
 
-Def = ast.FunctionDef | ast.ClassDef
+AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
+Def = AnyFunction | ast.ClassDef
 EXERCISES = Path(__file__).parents[3] / "exercises"
 
 
@@ -46,6 +48,12 @@ class Target:
 # ── Text of definitions ───────────────────────────────────────────────────────
 
 
+def lines_of(text: str) -> list[str]:
+    """Its lines as Python counts them. (`splitlines` also ends one at a form feed or U+2028.)"""
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return lines if lines[-1] else lines[:-1]
+
+
 def first_line(node: Def) -> int:
     """Where a definition begins, decorators included, counted from 1."""
     return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
@@ -58,7 +66,7 @@ def definitions(tree: ast.Module) -> dict[str, Def]:
         if isinstance(node, Def):
             found[node.name] = node
             if isinstance(node, ast.ClassDef):
-                inner = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+                inner = [item for item in node.body if isinstance(item, AnyFunction)]
                 found |= {f"{node.name}.{item.name}": item for item in inner}
     return found
 
@@ -78,7 +86,7 @@ def last_line(node: ast.stmt) -> int:
 
 def text_of(source: str, node: Def) -> str:
     """The text of one definition, moved to column 0."""
-    lines = source.splitlines()[first_line(node) - 1 : node.end_lineno]
+    lines = lines_of(source)[first_line(node) - 1 : node.end_lineno]
     return textwrap.dedent("\n".join(lines)) + "\n"
 
 
@@ -94,7 +102,7 @@ def without_body(text: str, exercise: Exercise | str, path: str) -> str:
     node = definition(text)
     docstring = docstring_of(node)
     end = docstring.end_lineno if docstring else node.body[0].lineno - 1
-    kept = text.splitlines()[:end]
+    kept = lines_of(text)[:end]
     return "\n".join([*kept, f'    raise NotImplementedError("Exercise {exercise}: {path}")', ""])
 
 
@@ -111,8 +119,14 @@ def body_of(text: str, node: Def) -> str:
     """The lines of a function after its docstring, from column 0."""
     docstring = docstring_of(node)
     begin = last_line(docstring) if docstring else node.body[0].lineno - 1
-    lines = text.splitlines()[begin : node.end_lineno]
+    lines = lines_of(text)[begin : node.end_lineno]
     return textwrap.dedent("\n".join(lines)).strip("\n")
+
+
+def indented(new: list[str], lines: list[str], node: ast.stmt) -> list[str]:
+    """`new` as far from the left as `node` in `lines`, by the same tabs or blanks."""
+    margin = lines[node.lineno - 1][: node.col_offset].lstrip("\f")
+    return [margin + line if line.strip() else line for line in new]
 
 
 def fill(text: str, sources: dict[str, str]) -> str:
@@ -121,17 +135,17 @@ def fill(text: str, sources: dict[str, str]) -> str:
     Raises ValueError if there is no such definition.
     """
     for path, source in sources.items():
-        lines, tree = text.splitlines(), ast.parse(text)
+        lines, tree = lines_of(text), ast.parse(text)
         if path == "":
             imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
             at = max(map(last_line, imports), default=0)
-            lines[at:at] = ["", *textwrap.dedent(source).strip().splitlines()]
+            lines[at:at] = ["", *lines_of(textwrap.dedent(source).strip())]
         else:
             node = definitions(tree).get(path)
             if node is None:
                 raise ValueError(f"there is no {path} to fill in")
-            new = textwrap.indent(textwrap.dedent(source).strip(), " " * node.col_offset)
-            lines[first_line(node) - 1 : node.end_lineno] = new.splitlines()
+            new = indented(lines_of(textwrap.dedent(source).strip()), lines, node)
+            lines[first_line(node) - 1 : node.end_lineno] = new
         text = "\n".join(lines) + "\n"
     return text
 
@@ -150,10 +164,6 @@ class Reference:
         self.source = Path(spec.origin).read_text(encoding="utf-8")
         self.tree = ast.parse(self.source)
         self.definitions = definitions(self.tree)
-
-    @cached_property
-    def module(self) -> ModuleType:
-        return importlib.import_module(self.name)
 
     def text(self, path: str) -> str:
         if path not in self.definitions:
@@ -201,6 +211,16 @@ def edited(text: str, edits: list[str]) -> str:
 
 
 @cache
+def reference_part(chapter: Chapter, path: str) -> Any:
+    """What the reference has at a path of the skeleton; None if the chapter cannot run here."""
+    if chapter.cannot_run:
+        return None
+    name, _, method = path.partition(".")
+    whole = getattr(importlib.import_module(chapter.pieces[name].module), name)
+    return vars(whole).get(method) if method else whole
+
+
+@cache
 def targets(chapter: Chapter) -> dict[str, Target]:
     """What the chapter's exercises ask for, by path, in the order of the file."""
     return {target.path: target for target in _targets(chapter)}
@@ -209,20 +229,18 @@ def targets(chapter: Chapter) -> dict[str, Target]:
 def _targets(chapter: Chapter) -> Iterator[Target]:
     for name, piece in chapter.pieces.items():
         ref = reference(piece.module)
-        value = None if chapter.cannot_run else getattr(ref.module, name)
         if isinstance(piece, Function):
             if piece.write is not None:
-                yield _target(chapter, name, value, ref.text(name))
+                yield _target(chapter, name, ref.text(name))
         else:
-            methods = {} if value is None else vars(value)
             order = [path.partition(".")[2] for path in ref.definitions if path.startswith(name)]
             for method in sorted(piece.write, key=order.index):
                 path = f"{name}.{method}"
-                yield _target(chapter, path, methods.get(method), ref.text(path))
+                yield _target(chapter, path, ref.text(path))
 
 
-def _target(chapter: Chapter, path: str, value: object, solved: str) -> Target:
-    id_ = chapter.places[path]
+def _target(chapter: Chapter, path: str, solved: str) -> Target:
+    id_, value = chapter.places[path], reference_part(chapter, path)
     if path not in chapter.bugs:
         return Target(id_, path, value, solved, without_body(solved, id_, path), False)
     try:
@@ -293,7 +311,7 @@ def _members(piece: Class, ref: Reference, name: str) -> list[ast.stmt]:
 
 def _class_source(piece: Class, ref: Reference, name: str) -> str:
     """The class with only the members that are shown, all of them complete."""
-    lines = ref.source.splitlines()
+    lines = lines_of(ref.source)
     node = ref.definitions[name]
     assert isinstance(node, ast.ClassDef)
     bases = [] if piece.show is not None else [ast.unparse(base) for base in node.bases]
@@ -305,7 +323,7 @@ def _class_source(piece: Class, ref: Reference, name: str) -> str:
 
 
 def _class_text(piece: Class, ref: Reference, name: str, asked, titles) -> str:
-    node, lines = ref.definitions[name], ref.source.splitlines()
+    node, lines = ref.definitions[name], lines_of(ref.source)
     docstring = docstring_of(node)
     if piece.show is not None:
         head = f"class {name}({ref.name.rpartition('.')[2]}.{name}):"
@@ -322,7 +340,7 @@ def _class_text(piece: Class, ref: Reference, name: str, asked, titles) -> str:
         else:
             start = first_line(item) if isinstance(item, Def) else item.lineno
             text = "\n".join(lines[start - 1 : item.end_lineno])
-        if isinstance(item, Def | ast.AsyncFunctionDef):
+        if isinstance(item, Def):
             parts.append(text)
         else:  # fields stand together
             parts[-1] += "\n" + text
@@ -384,7 +402,7 @@ def broken(exercise_id: str):
     namespace = {"__name__": file}
     others = {p: t.solved for p, t in targets(chapter).items() if t.exercise != exercise_id}
     text = fill(skeleton(chapter), others)
-    lines = text.splitlines(keepends=True)  # Triton reads a kernel's text
+    lines = [f"{line}\n" for line in lines_of(text)]  # Triton reads a kernel's text
     linecache.cache[file] = (len(text), None, lines, file)
     exec(compile(text, file, "exec"), namespace)
     owners += [

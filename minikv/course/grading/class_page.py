@@ -163,7 +163,7 @@ def _lines(results: Results, to_be_read: Callable[[Any, Exercise], list[str]]) -
     rows = [
         [escape(one), escape(name), f"<code>{escape(line)}</code>"] for one, name, line in places
     ]
-    said = "<p>They reach for more than an exercise needs; the reference may be among it.</p>"
+    said = "<p>They are not plain code: they could reach for more than an exercise needs.</p>"
     return said + _table(["student", "file", "line"], rows)
 
 

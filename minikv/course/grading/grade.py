@@ -5,20 +5,18 @@ with them. Each exercise runs in its own process, with limits on time, memory, p
 files; the process that writes its mark never imports it. docs/GRADING.md says what that keeps
 out, and what it does not.
 
-A mark says what was seen of a solution. Code can still hand over the reference's answers, which
-lie in the package that it imports. So the table also names each line that reaches for more than
-an exercise needs, for a person to read.
+A mark says what was seen of a solution, and the process that runs it has no answers. Code may
+still hold answers of its own, or change what is seen. So the table also names each line that is not
+plain code, for a person to read.
 """
 
 import argparse
-import ast
 import csv
 import fnmatch
 import hashlib
 import io
 import json
 import os
-import re
 import signal
 import sqlite3
 import stat
@@ -45,7 +43,7 @@ import minikv
 from minikv.course.exercises import reader_files
 from minikv.course.exercises.files import write_whole
 from minikv.course.exercises.manifest import Exercise, chapter_of, chapters, find
-from minikv.course.exercises.skeletons import skeleton
+from minikv.course.grading import reading
 from minikv.course.grading.class_page import as_page
 from minikv.course.judge import containment, process
 from minikv.course.judge.result import Line, Result
@@ -56,14 +54,7 @@ COLUMNS = (
     "to be read", "on its word",
 )  # fmt: skip
 
-# What a solution may import besides its skeleton's imports, without a person's looking at it.
-PLAIN = {
-    "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq",
-    "itertools", "math", "numpy", "operator", "random", "torch", "triton", "typing",
-}  # fmt: skip
 NOT_CHECKED = "could not be checked: "
-REACHING = re.compile(r"__import__|eval|exec|compile|globals|open|_getframe|__\w+__")
-ORDINARY = re.compile(r"__(init|name|len|iter|getitem|contains|eq|hash|repr|lt|post_init)__")
 
 
 @dataclass(frozen=True)
@@ -77,6 +68,8 @@ class Student:
         """The file that holds an exercise; None if there is none. Raises OSError for one that
         cannot be read, or not at once."""
         path = self.folder / exercise.chapter.file_name
+        if self.folder.is_symlink():
+            raise OSError(f"{self.folder.name} is a link, and no folder")
         try:
             kind = path.lstat().st_mode
         except FileNotFoundError:
@@ -200,6 +193,8 @@ def find_student(folder: Path) -> Student:
     folder = Path(os.path.abspath(folder))
     name = _printable(folder.name)
     for place in (folder, folder / "exercises"):
+        if place.is_symlink():
+            return Student(name, place)  # somebody else's work, or none: the reports say so
         try:
             names = os.listdir(place)
         except (FileNotFoundError, NotADirectoryError):
@@ -212,8 +207,8 @@ def find_student(folder: Path) -> Student:
 
 
 def _printable(name: str | Path) -> str:
-    """A file's name, with an escape for each byte that is no UTF-8."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+    """A file's name, with an escape for each byte that is no UTF-8, or that would do something."""
+    return reading.printable(os.fsencode(name).decode("utf-8", "backslashreplace"))
 
 
 def progress_bar(total: int, results: Iterator) -> Iterator[tuple[Student, Result]]:
@@ -309,6 +304,8 @@ def workers(jobs: int | None) -> Iterator[Executor]:
     # Spawned: a worker has its own starter, and shares no file with this process. Control-C is
     # this process's business: what runs comes to its end, and is kept.
     ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    # The folder that we are in may be a student's, with files that are named as Python's modules.
+    os.environ["PYTHONSAFEPATH"] = "1"
     with ProcessPoolExecutor(jobs, get_context("spawn"), ignore) as pool:
         yield pool
 
@@ -359,36 +356,8 @@ def _checks(number: str) -> str:
 
 
 def to_be_read(student: Student, exercise: Exercise) -> list[str]:
-    """Lines of the student's file that import or name more than an exercise needs, and that its
-    skeleton does not have: "line 12: import gc"."""
-    chapter = exercise.chapter
-    return list(_reaching(student.text(exercise), chapter.number))
-
-
-@cache
-def _reaching(text: str, number: str) -> tuple[str, ...]:
-    chapter = chapters()[number]
-    try:
-        tree = reader_files.parse(chapter, text.removeprefix("\ufeff"))
-    except reader_files.WorkbookError:
-        return ()  # its report says so
-    given = {line.strip() for line in skeleton(chapter).splitlines()}
-    lines = text.splitlines()
-    found = {}
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names):
-                outside = any(name.name.split(".")[0] not in PLAIN for name in names)
-            case ast.ImportFrom(module, _, level):
-                outside = level > 0 or (module or "").split(".")[0] not in PLAIN
-            case ast.Name(name) | ast.Attribute(_, name):
-                outside = bool(REACHING.fullmatch(name)) and not ORDINARY.fullmatch(name)
-            case _:
-                continue
-        line = lines[node.lineno - 1].strip()
-        if outside and line not in given:
-            found[node.lineno] = f"line {node.lineno}: {line[:80]}"
-    return tuple(found[number] for number in sorted(found))
+    """Lines of the student's file that are not plain code: "line 12: import gc"."""
+    return list(reading.beyond(student.text(exercise), exercise.chapter))
 
 
 # ── Tables ────────────────────────────────────────────────────────────────────
@@ -406,18 +375,16 @@ def message(report: Result) -> str:
 
 
 def as_csv(results: Results) -> str:
-    out = io.StringIO()
-    table = csv.writer(out, lineterminator="\n")
-    table.writerow(COLUMNS)
+    rows: list[list] = [[*COLUMNS]]
     for student, report in results:
         exercise = find(report.exercise)
-        table.writerow(
-            (student.name, exercise.id, exercise.title, report.status,
+        rows.append(
+            [student.name, exercise.id, exercise.title, report.status,
              sum(line.ok for line in report.lines), report.total, f"{report.seconds:.1f}",
              message(report), "; ".join(to_be_read(student, exercise)),
-             "; ".join(report.on_its_word))
+             "; ".join(report.on_its_word)]
         )  # fmt: skip
-    return out.getvalue()
+    return _rows(rows)
 
 
 def points(results: Results) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
@@ -452,8 +419,15 @@ def for_canvas(results: Results) -> str:
 
 def _rows(rows: list[list]) -> str:
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
+    table = csv.writer(out, lineterminator="\n")
+    table.writerows([[_no_formula(cell) for cell in row] for row in rows])
     return out.getvalue()
+
+
+def _no_formula(cell: object) -> object:
+    """A spreadsheet computes what begins so; a name or a message of a student's must not."""
+    is_one = isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{cell}" if is_one else cell
 
 
 def as_junit(results: Results) -> str:
@@ -507,5 +481,5 @@ def as_text(results: Results) -> str:
         for student, report in results
         for line in to_be_read(student, find(report.exercise))
     )
-    remarks = ["", "Lines that reach for more than an exercise needs; read them:", *places]
+    remarks = ["", "Lines that are not plain code; read them:", *places]
     return "\n".join([head, *rows, *(remarks if places else [])])

@@ -33,8 +33,12 @@ class ReleasedFiles(NbGraderPreprocessor):
     def preprocess(self, nb: Any, resources: Any) -> tuple[Any, Any]:
         released, folder = _released(self, resources), Path(resources["metadata"]["path"])
         known = {file.relative_to(released) for file in released.rglob("*")} | {*map(Path, KEPT)}
+        handed_in = _handed_in(self, resources)
         for file in sorted(folder.rglob("*"), reverse=True):
-            if file.relative_to(folder) not in known or file.is_symlink():
+            name = file.relative_to(folder)
+            # nbgrader has copied what a link leads to, which may be another student's.
+            linked = any((handed_in / part).is_symlink() for part in (name, *name.parents))
+            if name not in known or linked or file.is_symlink():
                 file.rmdir() if file.is_dir() and not file.is_symlink() else file.unlink()
         return nb, resources
 
@@ -44,6 +48,13 @@ def _released(preprocessor: Any, resources: Any) -> Path:
     course = preprocessor.parent.parent.coursedir  # the exporter's, which nbgrader's command owns
     assignment = resources["nbgrader"]["assignment"]
     return Path(course.format_path(course.release_directory, ".", assignment))
+
+
+def _handed_in(preprocessor: Any, resources: Any) -> Path:
+    """The folder that the student has handed in."""
+    course, about = preprocessor.parent.parent.coursedir, resources["nbgrader"]
+    place = course.format_path(course.submitted_directory, about["student"], about["assignment"])
+    return Path(place)
 
 
 def configure(c: Any) -> None:

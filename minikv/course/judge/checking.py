@@ -60,6 +60,7 @@ class Check:
     cause: str | None  # where nothing more precise is known
     look: str | None
     hands_over: bool = True  # False: it calls no `witness`
+    waits: str | None = None  # what is said where a line above it fails: it is then not tried
 
 
 CHECKS: dict[str, list[AnyCheck]] = {}
@@ -72,12 +73,15 @@ def check(
     cause: str | None = None,
     look: str | None = None,
     hands_over: bool = True,
+    waits: str | None = None,
 ):
     """Make the decorated function a check of `exercise`; shown in the order of the file. One that
-    hands nothing over to `witness` can say so: then it need not run on the reference."""
+    hands nothing over to `witness` can say so: then it need not run on the reference. One that
+    `waits` is tried only if all lines above it are right."""
 
     def register(run: Callable[[Any], None]):
-        CHECKS.setdefault(exercise, []).append(Check(exercise, name, run, cause, look, hands_over))
+        made = Check(exercise, name, run, cause, look, hands_over, waits)
+        CHECKS.setdefault(exercise, []).append(made)
         return run
 
     return register

@@ -5,7 +5,8 @@ and memory, counted over everything that the code has started, and the size of f
 Linux has them, three fences around a player, each of which the others complete:
 
     namespaces  (`namespaces`)      it sees no other process and no network; its files are private
-    Landlock    (here)              it writes to its scratch folder only; no TCP, no signals
+    Landlock    (here)              it reads what programs are made of, and writes to its scratch
+                                    folder only; no TCP, no signals
     a filter    (`refused_calls`)   no sockets, no changes of modes, times, or others' limits
 
 `reach` says what the fences of this machine leave open. A process that leaves its group is found
@@ -13,12 +14,16 @@ all the same: the nursery adopts orphans.
 """
 
 import ctypes
+import math
 import os
 import signal
+import stat
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from minikv.course.judge import namespaces, refused_calls
@@ -36,7 +41,13 @@ CAPABILITIES = 0x20080522  # the version of their structure
 # make entries of every kind; then move between folders; then truncate.
 WRITES = {1: (1 << 1) | sum(1 << bit for bit in range(4, 13)), 2: 1 << 13, 3: 1 << 14}
 WRITES_A_FILE = (1 << 1) | (1 << 14)
+READS_A_FILE, LISTS = 1 << 2, 1 << 3
 TCP_SINCE, TCP = 4, 0b11  # bind and connect
+# Where systems keep programs, and what programs ask the system about; no one's own files.
+SYSTEM = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix", "/gnu", "/proc", "/sys",
+    "/dev", "/etc/ld.so.cache", "/etc/passwd", "/etc/localtime",
+)  # fmt: skip
 SCOPES_SINCE, SCOPES = 6, 0b11  # no sockets by name, and no signals, to processes outside
 
 
@@ -57,9 +68,9 @@ def stand_apart() -> bool:
     return _has("namespaces") and namespaces.allowed() and namespaces.stand_apart()
 
 
-def confine(scratch: str, apart: bool = False) -> None:
+def confine(scratch: str, apart: bool = False, unread: set[Path] | None = None) -> None:
     """Limit this process, and all that it starts, as far as the system can. `apart`: the process
-    above stands apart."""
+    above stands apart. `unread`: it reads programs and packages only, and these files not."""
     tempfile.tempdir = os.environ["TMPDIR"] = scratch
     os.environ["TRITON_CACHE_DIR"] = str(Path(scratch, "triton"))
     with suppress(ImportError, OSError, ValueError):
@@ -73,13 +84,14 @@ def confine(scratch: str, apart: bool = False) -> None:
     if sys.platform == "linux":
         if apart:
             namespaces.private_files(scratch)
-        _fence(Path(scratch), signals=not apart and _landlock_version() < SCOPES_SINCE)
+        signals = not apart and _landlock_version() < SCOPES_SINCE
+        _fence(Path(scratch), signals, unread)
 
 
-def _fence(scratch: Path, signals: bool) -> None:
+def _fence(scratch: Path, signals: bool, unread: set[Path] | None) -> None:
     """Landlock and the filter."""
     give_up_rights()
-    _landlock(scratch)
+    _landlock(scratch, unread)
     with suppress(OSError):
         if _has("filter"):
             refused_calls.refuse(signals)
@@ -100,6 +112,7 @@ def reach() -> tuple[list[str], list[str]]:
         landlock, scopes = _landlock_version() >= 1, _landlock_version() >= SCOPES_SINCE
         calls = _has("filter") and namespaces.attempted(lambda: refused_calls.refuse(True))
     kept_from = {
+        "read your files, the answers too": landlock,
         "write to files": apart or landlock,
         "change the modes and times of files": apart or calls,
         "look into other processes": apart or landlock,
@@ -107,7 +120,7 @@ def reach() -> tuple[list[str], list[str]]:
         "set limits on other processes": calls,
         "use the network": apart or calls,
         "talk to Unix sockets": calls,
-        "fill the disk": apart,
+        "fill the disk": apart or landlock,
     }
     return [what for what, so in kept_from.items() if so], [
         what for what, so in kept_from.items() if not so
@@ -124,29 +137,57 @@ def _landlock_version() -> int:
     return ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, VERSION) if _has("landlock") else 0
 
 
-def _landlock(scratch: Path) -> None:
+def _landlock(scratch: Path, unread: set[Path] | None) -> None:
     """Allow writing below `scratch` and to the usual devices alone, no TCP, and signals to what
-    this process starts. Does nothing where there is no Landlock."""
+    this process starts; reading as in `confine`. Does nothing where there is no Landlock."""
     libc, version = ctypes.CDLL(None), _landlock_version()
     if version < 1:
         return
     writes = sum(bits for since, bits in WRITES.items() if since <= version)
     tcp = TCP if version >= TCP_SINCE else 0
     scopes = SCOPES if version >= SCOPES_SINCE else 0
-    rights = (ctypes.c_uint64 * 3)(writes, tcp, scopes)  # struct landlock_ruleset_attr
+    reads = 0 if unread is None else READS_A_FILE | LISTS
+    rights = (ctypes.c_uint64 * 3)(writes | reads, tcp, scopes)  # struct landlock_ruleset_attr
     size = 24 if scopes else 16 if tcp else 8
     ruleset = libc.syscall(CREATE_RULESET, rights, size, 0)
     if ruleset < 0:
         return
-    allowed = {scratch: writes} | dict.fromkeys(namespaces.DEVICES, writes & WRITES_A_FILE)
-    for path in filter(Path.exists, allowed):
-        place = os.open(path, os.O_PATH)
-        # struct landlock_path_beneath_attr, packed: the rights, then the file
-        rule = allowed[path].to_bytes(8, sys.byteorder) + place.to_bytes(4, sys.byteorder)
-        libc.syscall(ADD_RULE, ruleset, PATH_BENEATH, rule, 0)
-        os.close(place)
+    allowed = dict(_readable(unread)) if unread is not None else {}
+    allowed[str(scratch)] = writes | reads
+    for device in map(str, namespaces.DEVICES):
+        allowed[device] = writes & WRITES_A_FILE | reads & READS_A_FILE
+    for path, bits in allowed.items():
+        with suppress(OSError):  # not every system has all of them
+            place = os.open(path, os.O_PATH)
+            # struct landlock_path_beneath_attr, packed: the rights, then the file
+            rule = bits.to_bytes(8, sys.byteorder) + place.to_bytes(4, sys.byteorder)
+            libc.syscall(ADD_RULE, ruleset, PATH_BENEATH, rule, 0)
+            os.close(place)
     libc.syscall(RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
+
+
+def _readable(unread: set[Path]) -> Iterator[tuple[str, int]]:
+    """What a program needs of the machine, Python and the course, and how it may be read. A rule
+    holds for all that is below a folder, so around what is `unread` each file has a rule."""
+    packages = [file for name in ("minikv", "minikv_kernels") if (file := _folder_of(name))]
+    around = {str(folder) for path in unread for folder in path.parents}
+    places, seen = [*SYSTEM, sys.prefix, sys.base_prefix, *packages], set(map(str, unread))
+    while places:
+        place = os.path.realpath(places.pop())
+        if place in seen:
+            continue
+        seen.add(place)
+        if place in around:
+            yield place, LISTS
+            places += [one.path for one in os.scandir(place)]
+        else:
+            yield place, READS_A_FILE | (LISTS if os.path.isdir(place) else 0)
+
+
+def _folder_of(package: str) -> str | None:
+    spec = find_spec(package)
+    return os.path.dirname(spec.origin) if spec and spec.origin else None
 
 
 def descendants(ancestor: int, dead: bool = False) -> list[int]:
@@ -166,7 +207,7 @@ def descendants(ancestor: int, dead: bool = False) -> list[int]:
     return found
 
 
-def excess(pids: list[int]) -> str | None:
+def excess(pids: list[int], scratch: str) -> str | None:
     """Which limit these processes break together, as the end of a sentence."""
     if len(pids) > PROCESS_LIMIT:
         return f"it had started more than {PROCESS_LIMIT} processes"
@@ -175,7 +216,29 @@ def excess(pids: list[int]) -> str | None:
     limit = MEMORY_LIMIT + (1 << 30)  # what torch and the model take
     if sum(map(_resident, pids)) > limit and sum(map(_shares, pids)) > limit:
         return f"its processes took more than {MEMORY_LIMIT >> 30} GiB of memory"
+    if _on_disk(pids, scratch) > namespaces.SCRATCH_LIMIT:
+        return f"it wrote more than {namespaces.SCRATCH_LIMIT >> 20} MiB to the disk"
     return None
+
+
+def _on_disk(pids: list[int], scratch: str) -> float:
+    """Bytes in the scratch folder, as it is seen from here, and in open files without a name."""
+    total, num_files, folders = 0, 0, [scratch]
+    while folders:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for one in entries:
+                total += one.stat(follow_symlinks=False).st_blocks * 512
+                num_files += 1
+                if num_files > namespaces.MOST_FILES:
+                    return math.inf
+                folders += [one.path] if one.is_dir(follow_symlinks=False) else []
+    nameless = {}
+    for place in (file for pid in pids for file in Path(f"/proc/{pid}/fd").glob("*")):
+        with suppress(OSError):
+            about = place.stat()
+            if stat.S_ISREG(about.st_mode) and not about.st_nlink:
+                nameless[about.st_dev, about.st_ino] = about.st_blocks * 512
+    return total + sum(nameless.values())
 
 
 def processor_seconds(pid: int) -> float:

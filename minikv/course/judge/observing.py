@@ -23,7 +23,7 @@ from minikv.course.judge.checking import CHECKS, MODEL_RUNS, Check, tinypy, witn
 from minikv.course.judge.plain_data import LARGEST, Words, pack, unpack
 from minikv.course.judge.raised import Failure, Raised, Told
 from minikv.course.judge.scenarios import Event, Played, reference_module, same
-from minikv.course.judge.without_reference import WithoutReference
+from minikv.course.judge.without_reference import without_reference
 
 MODEL_RUN = "tinypy on your part"
 LONGEST = 20_000  # characters of one text that a player sends about an error
@@ -36,8 +36,8 @@ class Player(Protocol):
     def load(self, text: str) -> None:
         """Import the reader's file."""
 
-    def events(self, played: Played, place: int) -> list[Event]:
-        """The log of one program of a line."""
+    def events(self, played: Played, place: int, case: int) -> list[Event]:
+        """The log of one case of a program of a line."""
 
     def by_hand(self, check: Check) -> list:
         """What a check by hand handed over as a witness, if it passed."""
@@ -57,17 +57,18 @@ class Here:
 
     def __init__(self, exercise: Exercise, own: Iterable[str] = ()):
         self.exercise, self.own = exercise, own
-        # With parts of the reader's in the engine, the engine is to call them.
-        self.without = None if self.own else WithoutReference(exercise)
+        self.mine: Any = None
+        # With more parts of the reader's, the engine calls them all: `examine` has put them there.
+        self.without = None if self.own else without_reference(exercise)
 
     def load(self, text: str) -> None:
         with self._failing():
             keep = {self.exercise.id, *self.own}
             self.mine = reader_files.load(self.exercise.chapter, text, keep)
 
-    def events(self, played: Played, place: int) -> list[Event]:
+    def events(self, played: Played, place: int, case: int) -> list[Event]:
         with self._failing():
-            return played.scenario.on(self.mine, played.group.programs[place])
+            return played.scenario.on(self.mine, played.group, place, case)
 
     def by_hand(self, check: Check) -> list:
         with self._failing(), witnesses() as found:
@@ -84,11 +85,8 @@ class Here:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        without = (
-            self.without.active(getattr(self, "mine", None)) if self.without else nullcontext()
-        )
         try:
-            with without:
+            with self.without.active(self.mine) if self.without else nullcontext():
                 yield
         except BaseException as error:
             raise Failure(Raised.of(error)) from None
@@ -146,8 +144,8 @@ class There:
     def load(self, text: str) -> None:
         self._ask("load", text)
 
-    def events(self, played: Played, place: int) -> list[Event]:
-        found = self._ask("events", self._places[id(played)], place)
+    def events(self, played: Played, place: int, case: int) -> list[Event]:
+        found = self._ask("events", self._places[id(played)], place, case)
         with _believing():
             if len(found) > MOST_EVENTS:
                 raise Confused(f"{len(found):,} events")
@@ -254,6 +252,7 @@ def _receive(connection: socket.socket, read: Callable[[int], bytes]) -> bytes:
 def serve(connection: socket.socket, exercise: Exercise, begin: Callable[[str], None]) -> None:
     """Answer questions until there are none. `begin` hears of each check before it runs."""
     here, checks = Here(exercise), CHECKS[exercise.id]
+    without_reference(exercise).for_good()
     last: list[Raised | None] = []  # of the last program
 
     def read(size: int) -> bytes:
@@ -272,7 +271,7 @@ def serve(connection: socket.socket, exercise: Exercise, begin: Callable[[str], 
             if question == "load":
                 here.load(*rest)
             elif question == "events":
-                events = here.events(checks[rest[0]], rest[1])
+                events = here.events(checks[rest[0]], *rest[1:])
                 last = [event.error for event in events]
                 errors = [one and [one.kinds, one.message] for one in last]
                 answer = [

@@ -16,6 +16,7 @@ import torch
 EXACT = (int, str, bool)  # compared as they are, and never changed
 PLAIN: Any = ((str, str.__str__), (int, int.__int__), (float, float.__float__))
 LARGEST = 64 << 20  # bytes of one message
+LARGEST_TEXT = 4 << 20  # of all that is no tensor: "[],[]" takes twenty times as much when read
 MOST_DIMENSIONS = 64  # of a tensor that torch can compute with
 DTYPES = {
     str(dtype): dtype
@@ -103,6 +104,8 @@ def unpack(data: bytes) -> Any:
     """The value that was packed. Raises Unreadable for anything else."""
     try:
         (size,) = struct.unpack_from("<Q", data)
+        if size > LARGEST_TEXT:
+            raise Unreadable(f"{size:,} bytes of text")
         body, lengths = json.loads(data[8 : 8 + size])
         buffers, at = [], 8 + size
         for length in lengths:
@@ -126,14 +129,15 @@ def _unpacked(body: Any, buffers: list[bytes]) -> Any:
     match kind:
         case "tensor":
             name, shape, place = inner
+            buffer, buffers[place] = buffers[place], b""  # each is one tensor's
             size = math.prod(shape) * DTYPES[name].itemsize
             if len(shape) > MOST_DIMENSIONS or min(shape, default=0) < 0:
                 raise Unreadable(f"no shape: {shape}")
-            if size != len(buffers[place]):  # what is missing would be this process's own memory
-                raise Unreadable(f"{len(buffers[place])} bytes for {size}")
+            if size != len(buffer):  # what is missing would be this process's own memory
+                raise Unreadable(f"{len(buffer)} bytes for {size}")
             if size == 0:
                 return torch.empty(shape, dtype=DTYPES[name])
-            flat = torch.frombuffer(bytearray(buffers[place]), dtype=torch.uint8)
+            flat = torch.frombuffer(bytearray(buffer), dtype=torch.uint8)
             return flat.view(DTYPES[name]).reshape(shape)
         case "tuple":
             return tuple(_unpacked(item, buffers) for item in inner)

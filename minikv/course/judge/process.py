@@ -41,6 +41,7 @@ import torch
 import minikv
 from minikv.course.exercises import reader_files
 from minikv.course.exercises.manifest import Exercise, chapter_of, find
+from minikv.course.exercises.skeletons import lines_of
 from minikv.course.judge import containment
 from minikv.course.judge.checking import COMPILING, tinypy
 from minikv.course.judge.examine import (
@@ -55,6 +56,7 @@ from minikv.course.judge.examine import (
 from minikv.course.judge.observing import Confused, Gone, There, serve
 from minikv.course.judge.raised import is_readers, short
 from minikv.course.judge.result import Line, Result
+from minikv.course.judge.without_reference import files_of
 
 TIME_LIMIT = 10.0  # processor seconds for all checks of an exercise; they need one or two
 # Seconds of the clock for each of them, and at least so many: a machine that is busy with twenty
@@ -70,6 +72,14 @@ KEPT_LINES = 12  # of them
 LONGEST_STACK = 20_000  # bytes of where a player was
 CONFUSED = 1000  # as the status of a player that sends what no player sends
 FORKS = sys.platform == "linux"
+# What the reader's code finds in its environment: no key and no password of who has it checked.
+OURS = ("MINIKV_TIME_LIMIT", "MINIKV_WITHOUT")
+NEEDED = (
+    *OURS, "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TEMP",
+    "TMP", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "SYSTEMDRIVE", "USERPROFILE",
+    "APPDATA", "LOCALAPPDATA", "PATHEXT", "COMSPEC", "OMP_WAIT_POLICY", "CC", "CUDA_HOME",
+    "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "NUMBA_CACHE_DIR",
+)  # fmt: skip
 
 
 def run(exercise: Exercise, own: Iterable[str] = (), far: float | None = None) -> Result:
@@ -150,8 +160,8 @@ def _in_child(
             end = _ask(job, START_LIMIT + latest, listen)
             stack = stacks.read(LONGEST_STACK).decode("utf-8", "replace")
     if end["over"] is not None:
-        cause = "the code starts processes, or takes memory, without end"
-        look = "what does it start or allocate, and how often?"
+        cause = "the code starts processes, takes memory, or writes, without end"
+        look = "what does it start, allocate or write, and how often?"
         return found, Line("", False, f"stopped: {end['over']}", cause, look), listener.text
     if any("end" in message for message in found):
         return found, None, listener.text
@@ -219,12 +229,12 @@ class _Listener:
 def _ending(status: int | None, stack: str, limit: float, far: float) -> Line:
     """How a child ended that did not come to its end."""
     where, at = "", None
-    for file, line, function in re.findall(r'File "(.+?)", line (\d+) in (\S+)', stack):
+    for file, line, function in re.findall(r'File "(.+?)", line (\d{1,9}) in (\S+)', stack):
         if is_readers(file):
             at = int(line)
             where = f"\n{short(file)}, line {line}, in {function}"
             with suppress(OSError, ValueError, IndexError):  # it may be another file by now
-                where += f": {Path(file).read_text('utf-8').splitlines()[at - 1].strip()}"
+                where += f": {lines_of(Path(file).read_text('utf-8'))[at - 1].strip()}"
             break
     if status is None or "Timeout (" in stack:  # faulthandler's; other code may write there, too
         what = f"not finished after {far:g} s; it computed for less than {limit:g} s{where}"
@@ -245,7 +255,10 @@ def _ending(status: int | None, stack: str, limit: float, far: float) -> Line:
         cause = "the code writes to files that it has not opened"
         look = "every write to a file: a check sees what a function returns"
     elif status < 0:
-        name = signal.Signals(-status).name
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:  # the real-time ones between the first and the last have none
+            name = f"signal {-status}"
         what = f"the process was ended by {name}"
         cause = "memory ran out" if name == "SIGKILL" else "a crash below Python"
         look = "the line that your code was in"
@@ -266,7 +279,7 @@ def _ask(job: dict, limit: float, hear: Callable[[dict], None]) -> dict:
     `subprocess`, None if it had to be ended after a time; "over", the limit that it broke. A
     starter that was lost is started again."""
     global _starter
-    environment = {k: v for k, v in os.environ.items() if k.startswith("MINIKV_")}
+    environment = {k: os.environ[k] for k in OURS if k in os.environ}
     # The starter may have begun in another folder.
     environment["MINIKV_EXERCISES"] = str(reader_files.folder())
     job |= {"environment": environment}
@@ -304,16 +317,20 @@ def _ask(job: dict, limit: float, hear: Callable[[dict], None]) -> dict:
 
 
 def _start() -> subprocess.Popen:
-    root = str(Path(minikv.__file__).parents[1])
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+    paths = [
+        str(Path(minikv.__file__).parents[1]),
+        *os.environ.get("PYTHONPATH", "").split(os.pathsep),
+    ]
+    environment = {name: os.environ[name] for name in NEEDED if name in os.environ} | {
+        "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, paths)),
         "OMP_NUM_THREADS": "1",  # small tensors: threads would only wait for each other
         "TRITON_INTERPRET": "1",  # kernels too end in a sentence, and need no GPU
         "TOKENIZERS_PARALLELISM": "false",  # threads are not copied with a process
         "PYTHONUNBUFFERED": "1",
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "minikv.course.judge.process"],
+        # Not in the folder that we are in: it may hold files with the names of Python's modules.
+        [sys.executable, "-P", "-m", "minikv.course.judge.process"], cwd=os.path.abspath(os.sep),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env=environment, start_new_session=True,
     )  # fmt: skip
@@ -466,6 +483,7 @@ def _wait(pid: int, job: dict, control: socket.socket) -> tuple[int | None, str 
     """
     looked = began = monotonic()
     pause, over, dismissed, busy = 0.001, None, False, False
+    scratch = str(Path(job["folder"], "scratch"))
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -474,7 +492,7 @@ def _wait(pid: int, job: dict, control: socket.socket) -> tuple[int | None, str 
         if now - looked > 0.2:
             looked = now
             pids = containment.descendants(os.getpid(), dead=True)
-            over = over or containment.excess(pids)
+            over = over or containment.excess(pids, scratch)
             busy = busy or sum(map(containment.processor_seconds, pids)) > job["most"]
         if over is not None or dismissed or busy or now - began > job["latest"]:
             with suppress(OSError):
@@ -515,8 +533,9 @@ def _be_a_player(job: dict, connection: socket.socket) -> None:
 
                 _do_all(job, tell)
         else:
-            with _watched(job) as begin:
-                serve(connection, find(job["what"]), begin)
+            exercise = find(job["what"])
+            with _watched(job, unread=files_of(exercise)) as begin:
+                serve(connection, exercise, begin)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
@@ -545,7 +564,7 @@ def _do_all(job: dict, tell: Callable[[dict], None]) -> None:
 
 
 @contextmanager
-def _watched(job: dict) -> Iterator[Callable[[str], None]]:
+def _watched(job: dict, unread: set[Path] | None = None) -> Iterator[Callable[[str], None]]:
     """Within its limits, of time above all. Gives what is to hear of each check that begins."""
     # A GPU says nothing of log(0) either.
     interpreter = r"triton\.runtime\.interpreter"
@@ -571,7 +590,7 @@ def _watched(job: dict) -> Iterator[Callable[[str], None]]:
         # What the system sends who has used that. Then it ends the process, as without a handler.
         faulthandler.register(signal.SIGXCPU, file=hung, chain=True)
         scratch = str(Path(job["folder"], "scratch"))
-        containment.confine(scratch, apart=job.get("apart", False))
+        containment.confine(scratch, job.get("apart", False), unread)
         allow()
         yield begin
         faulthandler.cancel_dump_traceback_later()

@@ -2,10 +2,6 @@
 
 import random
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from functools import cache
-from types import ModuleType
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -13,7 +9,7 @@ from minikv.blocks import BlockPool
 from minikv.course.exercises.manifest import find
 from minikv.course.exercises.mistakes import mistake_named
 from minikv.course.judge.checking import Wrong, witness
-from minikv.course.judge.scenarios import Group, Log, difference, reference_module, sealed
+from minikv.course.judge.scenarios import Group
 from minikv.kv_cache import PreallocatedCache
 from minikv.language_model import LanguageModel
 
@@ -85,45 +81,12 @@ def decoded(lm: LanguageModel, prompts: list[list[int]], outputs: list) -> str:
 
 
 def advice(exercise: str, name: str) -> tuple[str, str]:
-    """Cause and look of a known mistake, for a check that finds it out by itself."""
+    """Cause and look of a known mistake, for a check that finds it out by itself. Asked when the
+    checks are imported: where they run, nobody can read about mistakes."""
     mistake = mistake_named(find(exercise), name)
     return mistake.cause, mistake.look
 
 
 def line(name: str, look: str, *cases) -> Group:
-    """A line whose cases are one program, which `until_wrong` plays."""
+    """A line whose cases are one program, for a scenario that plays them in turn: each is slow."""
     return Group(name, [cases], look)
-
-
-def until_wrong(
-    exercise: str,
-    play: Callable,
-    around: Callable[[ModuleType], AbstractContextManager] = lambda mine: nullcontext(),
-    tell: Callable[[ModuleType], None] = lambda mine: None,
-) -> Callable:
-    """Plays a program of several cases up to the first that goes wrong: each of them is slow.
-
-    Every case is played inside `around(mine)`, and `tell(mine)` is called if one goes wrong.
-    """
-
-    def events_of(mine, case) -> list:
-        log = Log()
-        with around(mine):
-            play(mine, case, log)
-        return sealed(log.events)
-
-    @cache
-    def expected(case) -> list:
-        return events_of(reference_module(exercise), case)
-
-    def in_turn(mine, cases, log: Log) -> None:
-        for case in cases:
-            right = expected(case)
-            events = right if mine is reference_module(exercise) else events_of(mine, case)
-            is_wrong = difference(events, right) is not None
-            log.events += [replace(one, text=one.text if is_wrong else "") for one in events]
-            if is_wrong:
-                tell(mine)
-                return
-
-    return in_turn

@@ -39,6 +39,7 @@ ALWAYS = [
 ]  # fmt: skip
 # What cannot be looked into: programs then use the older calls, `clone` and `openat`.
 UNKNOWN = ["clone3", "openat2"]
+AT_ONCE = "fallocate"  # takes much of the disk in no time; who asks for it writes then instead
 # (call, argument, how it is compared, with what): refused if that is so.
 SOMETIMES = [
     ("clone", 0, EQUAL_IN, NEW_USER, NEW_USER),
@@ -87,6 +88,7 @@ def refuse(signals: bool) -> None:
         add(name, errno.EPERM)
     for name in UNKNOWN:
         add(name, errno.ENOSYS)
+    add(AT_ONCE, errno.EOPNOTSUPP)
     for name, *how in SOMETIMES:
         add(name, errno.EPERM, Comparison(*how))
     if signals:

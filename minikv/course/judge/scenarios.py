@@ -26,7 +26,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from io import StringIO
 from time import process_time
@@ -43,6 +43,7 @@ from minikv.course.judge import checking
 from minikv.course.judge.checking import mismatch, plain, shown
 from minikv.course.judge.plain_data import EXACT, Words, kept
 from minikv.course.judge.raised import Raised
+from minikv.course.judge.without_reference import without_reference
 
 LOOKED_AT = 25  # programs that differ, and as many that do not, which the mistakes are played on
 LEAST_DIFFERING, LEAST_RIGHT = 3, 2  # of one line, even if those of all lines are more than that
@@ -165,12 +166,32 @@ class Scenario:
     play: Play
     groups: tuple[Group, ...]
     read: Callable[[list[Event]], list[Event]] = sealed
+    in_turn: bool = False  # a program is several cases, which end with the first that goes wrong
 
-    def on(self, module: Any, program: Any) -> list[Event]:
-        """The log of one program on one module. An error in `play` itself ends the log."""
+    def cases(self, group: Group, place: int) -> Sequence[Any]:
+        """What is played of a program, one after the other."""
+        program = group.programs[place]
+        return program if self.in_turn else (program,)
+
+    def log_of(self, group: Group, place: int, play: Callable[[int], list[Event]]) -> list[Event]:
+        """The log of one program, whose cases `play` plays. Of those that go well nothing is
+        told."""
+        if not self.in_turn:
+            return self.read(play(0))
+        events: list[Event] = []
+        for case in range(len(self.cases(group, place))):
+            found = play(case)
+            is_wrong = difference(found, self._expected(group, place, case)) is not None
+            events += [replace(one, text=one.text if is_wrong else "") for one in found]
+            if is_wrong:
+                break
+        return self.read(events)
+
+    def on(self, module: Any, group: Group, place: int, case: int = 0) -> list[Event]:
+        """The log of one case on one module. An error in `play` itself ends the log."""
         log = Log()
         try:
-            self.play(module, program, log)
+            self.play(module, self.cases(group, place)[case], log)
         except Exception as error:
             text = log.events[-1].text if log.events else "at the start"
             log.events.append(Event(text, error=error))
@@ -180,21 +201,30 @@ class Scenario:
     def expected(self, group: Group, place: int) -> list[Event]:
         """What the reference gives. Raises RuntimeError for a program that does not come to its
         end even there: its author made a mistake, not the reader."""
+        return self.log_of(group, place, partial(self._expected, group, place))
+
+    @cache  # noqa: B019
+    def _expected(self, group: Group, place: int, case: int) -> list[Event]:
         with reader_files.nobodys():
-            events = self.on(reference_module(self.exercise), group.programs[place])
+            events = self.on(reference_module(self.exercise), group, place, case)
         if events and events[-1].error is not None and not events[-1].is_call:
             raise RuntimeError(
                 f"{self.exercise}, {group.name}, program {place}: {events[-1].error.message}"
             )
-        return self.read(events)
+        return events
 
     @cache  # noqa: B019
     def symptoms_of(self, mistake: Mistake, group: Group, place: int) -> frozenset:
         """What is wrong with one program when this mistake is made."""
+        module = _module_with(self.exercise, mistake)
+        without = without_reference(find(self.exercise))
+
+        def play(case: int) -> list[Event]:
+            with without.active(module), _within(PLAY_LIMIT), redirect_stdout(StringIO()):
+                return self.on(module, group, place, case)
+
         try:
-            with _within(PLAY_LIMIT), redirect_stdout(StringIO()):
-                module = _module_with(self.exercise, mistake)
-                found = self.read(self.on(module, group.programs[place]))
+            found = self.log_of(group, place, play)
         except (_TooLong, Exception) as error:
             found = sealed([Event("", error=error)])
         return symptoms(found, self.expected(group, place))
@@ -209,13 +239,14 @@ def scenario(
     play: Play,
     *groups: Group,
     read: Callable[[list[Event]], list[Event]] = sealed,
+    in_turn: bool = False,
 ) -> None:
     """Make `groups` lines of the report of `exercise`, in this order.
 
     `play` runs beside the reader's code, and what it notes is all that is believed. `read` runs
     where the notes are judged: it may put them into other words before they are compared.
     """
-    made = Scenario(exercise, play, groups, read)
+    made = Scenario(exercise, play, groups, read, in_turn)
     SCENARIOS.setdefault(exercise, []).append(made)
     lines = checking.CHECKS.setdefault(exercise, [])
     lines.extend(Played(exercise, group.name, made, group) for group in groups)
@@ -290,7 +321,8 @@ class Played:
         right: list[int] = []
         for place in range(len(self.group.programs)):
             expected = self.scenario.expected(self.group, place)
-            found = self.scenario.read(player.events(self, place))
+            play = partial(player.events, self, place)
+            found = self.scenario.log_of(self.group, place, play)
             first = difference(found, expected)
             if first is None:
                 right.append(place)
@@ -392,8 +424,9 @@ def difference(found: list[Event], expected: list[Event]) -> Difference | None:
     elif wanted is None:
         what = "it goes on, where nothing more should happen"
     else:
-        name = next(n for n in {**wanted.seen, **event.seen} if not _agree(n, event, wanted))
-        what = _told(name, event, wanted)
+        names = (n for n in {**wanted.seen, **event.seen} if not _agree(n, event, wanted))
+        name = next(names, None)
+        what = "it ends, where more should happen" if name is None else _told(name, event, wanted)
     story: list[str] = []
     for one in found[: at + 1]:
         if one.text and (one.is_call or not story or one.text != story[-1]):

@@ -1,120 +1,119 @@
-"""Where a reader's code runs, the reference's answer to its exercise is out of reach.
+"""Where a reader's code runs, there is no answer to its exercise.
 
-Each function that the exercise asks for is guarded, whatever name it is reached by: called by the
-reader's code, it raises. The engine and the checks may go on calling it. On an object of the
-reader's class, a method gives way to the one that the class would inherit if the reference had
-none.
+Each function that the exercise asks for is emptied in place: whoever has it, under whatever name,
+and calls it, calls the reader's. So the engine and the checks run on the reader's part, and nobody
+need ask who calls. In a player that is for good: the answers are in none of its objects, and
+`containment` keeps it from the files that hold them. Where checks run in one process with the
+judge (tests, macOS, Windows), it lasts while the reader's code runs.
 """
 
+import linecache
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import thread
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from minikv.course.exercises import reader_files
+from minikv.course.exercises import mistakes, reader_files, skeletons
 from minikv.course.exercises.manifest import Exercise
-from minikv.course.exercises.skeletons import targets
-from minikv.course.judge import scenarios
+from minikv.course.exercises.skeletons import reference_part
 from minikv.course.judge.checking import Wrong
 
-GUARD = "lambda *a, **k: __import__('sys').modules[{!r}]._guards[{}](*a, **k)"
-STARTS_THREADS = {threading.__file__, thread.__file__}
+EMPTIED = "lambda *a, **k: __import__('sys').modules[{!r}]._instead[{}](*a, **k)"
+# From methods, properties, Numba's kernels, decorated functions and Triton's kernels to functions.
+INNER = ("__func__", "fget", "py_func", "__wrapped__", "fn")
 
-_guards: list[Callable] = []  # what the code of a guarded function calls
+_instead: list[Callable] = []  # what the code of an emptied function calls
+
+
+@cache
+def without_reference(exercise: Exercise) -> "WithoutReference":
+    return WithoutReference(exercise)
+
+
+def files_of(exercise: Exercise) -> set[Path]:
+    """What holds answers to the exercise, and to the others of its chapter: the modules, what
+    Python and Numba have compiled of them, and the known mistakes. All are imported now."""
+    chapter = exercise.chapter
+    modules = {import_module(piece.module) for piece in chapter.skeleton}
+    files = {Path(module.__file__ or "").resolve() for module in modules}
+    compiled = {one for file in files for one in file.parent.glob(f"__pycache__/{file.stem}.*")}
+    home = Path(import_module(chapter.package).__file__ or "").resolve()
+    return files | compiled | {home.with_name("mistakes.toml")}
 
 
 class WithoutReference:
-    """Guards the reference's answers to one exercise inside `active`."""
+    """The reader's parts of one exercise in the place of the reference's."""
 
     def __init__(self, exercise: Exercise):
-        chapter = exercise.chapter
-        self.file = str(reader_files.path_of(chapter))
-        self.reference = vars(scenarios.reference_module(exercise.id))
-        self.asked = {p: t for p, t in targets(chapter).items() if t.exercise == exercise.id}
-        self._swaps: list[tuple[Any, str, Any, Any]] = []  # whose attribute: guarded, and as it is
-        self._guard_code(scenarios.reference_module, "reference_module", None)
-        for path, target in self.asked.items():
-            part: Any = target.reference
-            for inner in ("__func__", "fget", "py_func"):  # methods, properties, Numba's kernels
-                part = getattr(part, inner, part)
-            if isinstance(part, FunctionType):
-                owner = reader_files.holder_of(chapter, path) if "." in path else None
-                self._guard_code(part, path, owner)
-            elif hasattr(part, "rewrite"):  # a kernel in Triton's interpreter, before it runs
-                guard = partial(self._call, part.rewrite, path, None)
-                self._swaps.append((part, "rewrite", guard, part.rewrite))
+        self.chapter = exercise.chapter
+        self.mine: ModuleType | None = None  # the reader's module
+        self._swaps: list[tuple[Any, str, Any, Any]] = []  # whose attribute: emptied, and as it is
+        for path, id_ in self.chapter.places.items():
+            part = reference_part(self.chapter, path) if id_ == exercise.id else None
+            while part is not None:
+                if hasattr(part, "rewrite"):  # a kernel in Triton's interpreter, before it runs
+                    rewrite = partial(self._call, path, "rewrite")
+                    self._swaps.append((part, "rewrite", rewrite, part.rewrite))
+                    self._empty(part.rewritten_fn.get(part.fn), path)
+                self._empty(part, path)
+                part = next((getattr(part, name) for name in INNER if hasattr(part, name)), None)
+
+    def for_good(self) -> None:
+        """From now on in this process, and what was read of the reference is forgotten."""
+        for holder, name, emptied, _ in self._swaps:
+            setattr(holder, name, emptied)
+        self._swaps.clear()
+        for known in (
+            skeletons.reference, skeletons.targets, skeletons.skeleton, mistakes.of_chapter,
+        ):  # fmt: skip
+            known.cache_clear()
+        linecache.clearcache()
 
     @contextmanager
-    def active(self, mine: ModuleType | None = None) -> Iterator[None]:
-        """In here the reader's code runs. Raises Wrong if a part of `mine`, the reader's module,
-        is the reference's."""
-        for path, target in self.asked.items():
-            owner, _, name = path.rpartition(".")
-            holder = getattr(mine, owner, None) if owner else mine
-            if getattr(holder, "__dict__", {}).get(name, self) is target.reference:
-                raise _wrong(path)
+    def active(self, mine: ModuleType | None) -> Iterator[None]:
+        """In here `mine`, a reader's module, is in the reference's place; None: nothing is."""
+        before, self.mine = self.mine, mine
         try:
-            for holder, name, guard, _ in self._swaps:
-                setattr(holder, name, guard)
+            for holder, name, emptied, _ in self._swaps:
+                setattr(holder, name, emptied)
             yield
         finally:
+            self.mine = before
             for holder, name, _, original in self._swaps:
                 setattr(holder, name, original)
 
-    def _guard_code(self, function: Any, path: str, owner: type | None) -> None:
-        # The code, in place: whoever has the function has the guard.
-        code, names = function.__code__, function.__globals__
-        more = function.__name__, function.__defaults__, function.__closure__
+    def _empty(self, function: Any, path: str) -> None:
+        # The code, in place: whoever has the function has the reader's.
+        if isinstance(function, FunctionType):
+            code = eval(EMPTIED.format(__name__, len(_instead))).__code__
+            _instead.append(partial(self._call, path, None))
+            emptied = code.replace(co_freevars=function.__code__.co_freevars)
+            self._swaps.append((function, "__code__", emptied, function.__code__))
 
-        def original(*arguments: Any, **options: Any) -> Any:
-            again = FunctionType(code, names, *more)
-            again.__kwdefaults__ = function.__kwdefaults__
-            return again(*arguments, **options)
-
-        guard = eval(GUARD.format(__name__, len(_guards))).__code__
-        _guards.append(partial(self._call, original, path, owner))
-        guard = guard.replace(co_freevars=code.co_freevars)
-        self._swaps.append((function, "__code__", guard, code))
-
-    def _call(
-        self, original: Callable, path: str, owner: Any, *arguments: Any, **options: Any
-    ) -> Any:
-        name = path.rpartition(".")[2]
-        mine = owner is not None and bool(arguments) and self._is_readers(type(arguments[0]), name)
-        if not mine and not self._asked_by_reader():
-            return original(*arguments, **options)
-        heir = mine and isinstance(arguments[0], owner)
-        inherited = getattr(super(owner, arguments[0]), name, None) if heir else None
-        if inherited is None:
+    def _call(self, path: str, attribute: str | None, *arguments: Any, **options: Any) -> Any:
+        owner, _, name = path.rpartition(".")
+        holder: Any = getattr(self.mine, owner, None) if owner else self.mine
+        part = getattr(holder, "__dict__", {}).get(name)
+        if part is None or part is reference_part(self.chapter, path):
             raise _wrong(path)
-        return inherited(*arguments[1:], **options)
-
-    def _is_readers(self, kind: type, name: str) -> bool:
-        """Whether such objects have a reader's class, and no method of this name from a check."""
-        for one in kind.__mro__:
-            if one.__module__.startswith("exercises."):
-                return self.reference.get(one.__name__) is not one
-            if name in vars(one):
-                break
-        return False
-
-    def _asked_by_reader(self) -> bool:
-        """Whether the reader's code called, and not a function of ours that it has called."""
-        frame: Any = sys._getframe(2)
-        while frame is not None and frame.f_code.co_filename in (__file__, "<string>"):
-            frame = frame.f_back
-        if frame is not None and frame.f_code.co_filename in STARTS_THREADS:
-            return True
-        while frame is not None and not frame.f_globals.get("__name__", "").startswith("minikv"):
-            code = frame.f_code
-            if code.co_filename == self.file and frame.f_globals is not self.reference:
-                return True
-            frame = frame.f_back
-        return False
+        if attribute is not None:
+            return getattr(part, attribute)(*arguments, **options)
+        part = getattr(part, "__func__", getattr(part, "fget", part))
+        if owner and arguments and isinstance(arguments[0], holder):
+            # Asked of an object that has the reader's method: by `super()`, or by the class.
+            kind = reader_files.holder_of(self.chapter, path)
+            heir = isinstance(arguments[0], kind)
+            inherited = getattr(super(kind, arguments[0]), name, None) if heir else None
+            if inherited is None:
+                raise _wrong(path)
+            return inherited(*arguments[1:], **options)
+        if not owner and sys._getframe(2).f_code is getattr(part, "__code__", None):
+            raise _wrong(path)  # by the reader's own function, and so on without end
+        return part(*arguments, **options)
 
 
 def _wrong(path: str) -> Wrong:

@@ -336,7 +336,7 @@ class Timeline:
         `slider.value` is the number of steps shown.
         """
         last = len(self.steps)
-        return Player("the timeline", last, self.figure, self._words, self._text_box, start=1)
+        return Player("the timeline", last, self.figure, self._words, self._text_box, start=last)
 
     def _words(self, upto: int) -> str:
         if upto == 0:

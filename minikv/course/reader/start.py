@@ -87,7 +87,7 @@ def put_into(folder: Path) -> str:
 
 def _trust(notebooks: list[str]) -> None:
     """JupyterLab shows the pictures of a stored page only if it trusts the notebook."""
-    command = [sys.executable, "-m", "jupyter", "trust", *notebooks]
+    command = [sys.executable, "-P", "-m", "jupyter", "trust", *notebooks]
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
@@ -96,7 +96,8 @@ def open_lab(folder: Path) -> int:
     import jupyterlab  # noqa: F401  it is no part of `pip install minikv`
 
     command = [
-        sys.executable, "-m", "jupyterlab", "-y", "--log-level=ERROR", "--LabApp.log_level=ERROR",
+        sys.executable, "-P", "-m", "jupyterlab", "-y",
+        "--log-level=ERROR", "--LabApp.log_level=ERROR",
         f"--ServerApp.root_dir={folder}", f"--LabApp.default_url=/lab/tree/{FIRST}",
         # No questions about news and updates, over the first page.
         "--LabApp.news_url=None",

@@ -128,9 +128,10 @@ def renew_notebooks(folder: Path) -> list[str]:
     said = []
     for name, text in notebooks().items():
         file = folder / "notebooks" / name
-        if file.exists() and file.read_text(encoding="utf-8") == text:
+        mine = file.read_text(encoding="utf-8", errors="replace") if file.exists() else None
+        if mine == text:
             continue
-        if file.exists() and digest(file.read_text(encoding="utf-8")) != kept["notebooks"][name]:
+        if mine is not None and digest(mine) != kept["notebooks"].get(name):
             aside.mkdir(exist_ok=True)
             copy = aside / name
             while copy.exists():
@@ -164,7 +165,16 @@ def _files() -> dict[str, str]:
 
 
 def _record(folder: Path) -> dict:
-    return json.loads((folder / MARK / "course.json").read_text(encoding="utf-8"))
+    """What `record` has written there. Raises ReaderError where that is damaged."""
+    file = folder / MARK / "course.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {"version": str(found["version"]), "notebooks": dict(found["notebooks"])}
+    except (ValueError, TypeError, KeyError):
+        raise ReaderError(
+            f"{file} is damaged, so nobody knows which version of the course this folder has; "
+            "`minikv start` in a new folder, and copy your exercises and .progress into it"
+        ) from None
 
 
 def _write(file: Path, text: str) -> None:

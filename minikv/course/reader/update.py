@@ -27,13 +27,16 @@ from minikv.course.exercises import reader_files
 from minikv.course.exercises.files import write_whole
 from minikv.course.exercises.manifest import ReaderError, chapters
 from minikv.course.exercises.skeletons import (
+    AnyFunction,
     Def,
     definition,
     definitions,
     docstring_of,
     fill,
     first_line,
+    indented,
     last_line,
+    lines_of,
     skeleton,
     text_of,
 )
@@ -64,7 +67,7 @@ class Pieces:
         tree = ast.parse(text)
         self.nodes = definitions(tree)
         self.text = {path: text_of(text, node) for path, node in self.nodes.items()}
-        lines = text.splitlines()
+        lines = lines_of(text)
         self.heads = {  # of classes: everything before the first method
             path: _head(lines, node)
             for path, node in self.nodes.items()
@@ -78,7 +81,7 @@ class Pieces:
             and not any(
                 node.lineno <= number <= last_line(node)
                 for node in self.nodes.values()
-                if isinstance(node, ast.FunctionDef)
+                if isinstance(node, AnyFunction)
             )
         ]
         self.loose = [  # imports, constants and whatever else is at the top level
@@ -89,7 +92,7 @@ class Pieces:
 
 
 def _head(lines: list[str], node: ast.ClassDef) -> str:
-    methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+    methods = [item for item in node.body if isinstance(item, AnyFunction)]
     end = first_line(methods[0]) - 1 if methods else node.end_lineno
     head = lines[first_line(node) - 1 : end]
     while head and (not head[-1].strip() or head[-1].lstrip().startswith("# ──")):
@@ -160,7 +163,7 @@ def merge(base: str, mine: str, theirs: str) -> Merge:
     loose = [text for text in own.loose if text not in old.loose and text not in new.loose]
     if loose or added:
         merged.text = fill(merged.text, {"": "\n\n\n".join(["\n".join(loose), *added]).strip()})
-        merged.kept += [text.splitlines()[0] for text in loose]
+        merged.kept += [lines_of(text)[0] for text in loose]
     return merged
 
 
@@ -180,16 +183,16 @@ def _with_docstring_of(mine: str, theirs: str) -> str:
     written, asked = docstring_of(definition(mine)), docstring_of(definition(theirs))
     if written is None or asked is None:
         return mine
-    lines = mine.splitlines()
-    docstring = theirs.splitlines()[asked.lineno - 1 : asked.end_lineno]
+    lines = lines_of(mine)
+    docstring = lines_of(theirs)[asked.lineno - 1 : asked.end_lineno]
     lines[written.lineno - 1 : written.end_lineno] = docstring
     return "\n".join(lines) + "\n"
 
 
 def _with_method(text: str, owner: str, method: str) -> str:
-    lines, node = text.splitlines(), definitions(ast.parse(text))[owner]
-    indented = ["    " + line if line else "" for line in method.rstrip().splitlines()]
-    lines[node.end_lineno : node.end_lineno] = ["", *indented]
+    lines, node = lines_of(text), definitions(ast.parse(text))[owner]
+    new = indented(lines_of(method.rstrip()), lines, node.body[0])
+    lines[node.end_lineno : node.end_lineno] = ["", *new]
     return "\n".join(lines) + "\n"
 
 
@@ -233,7 +236,7 @@ def put_back(merges: Mapping[str, Merge], copies: Mapping[str, Path]) -> list[st
 
 def read_folder(folder: Path) -> dict[str, str]:
     files = sorted(folder.glob("ch[0-9][0-9]_*.py"))
-    return {file.name: file.read_text(encoding="utf-8") for file in files}
+    return {file.name: reader_files.text_in(file) for file in files}
 
 
 # ── The three ways ────────────────────────────────────────────────────────────
@@ -378,7 +381,9 @@ def _tree(root: Path, commit: str, folder: str) -> dict[str, str]:
 
 def _git(root: Path, *arguments: str, what: str = "failed", strip: bool = True) -> str:
     try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", *arguments], cwd=root, capture_output=True, text=True, encoding="utf-8"
+        )
     except FileNotFoundError:
         raise UpdateError("git is not installed; use --from with an older copy") from None
     if done.returncode:

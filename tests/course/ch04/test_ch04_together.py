@@ -91,6 +91,7 @@ def test_a_broken_part_is_noticed(lm, expected, monkeypatch, part):
         together.run(lm, expected)
 
 
+@pytest.mark.thorough
 def test_beams_go_the_way_of_next_beams(lm, expected, monkeypatch):
     def next_beams(beams, chosen):  # the first parent's child, every time
         children = [beams[0].fork(index) for index in range(len(chosen))]

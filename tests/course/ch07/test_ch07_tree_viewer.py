@@ -423,6 +423,7 @@ def long_tree(depth, branches, block_texts=None):
     return tree.history
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("block_texts", [None, lambda ids: "def function(argument):\n        "])
 @pytest.mark.parametrize(
     ("depth", "branches"), thorough_after(2, [(1, 1), (7, 5), (2, 6), (4, 3), (30, 2)])
@@ -626,6 +627,7 @@ def test_beams_of_any_block_size(tinypy, block_size):
     check_paper(history.picture().figure)
 
 
+@pytest.mark.thorough
 def test_beams_drawn_block_by_block(beams):
     for index, step in enumerate(beams.steps):
         figure = beams.frame(index)

@@ -187,6 +187,7 @@ def test_a_tile_of_one_block_is_a_turn_of_one_block():
     assert len(cells) >= 4  # 40 columns: the blocks are still named
 
 
+@pytest.mark.thorough
 def test_the_player_moves(launches):
     player = pictures.launches_widget(launches)
     assert player.slider.max == 20

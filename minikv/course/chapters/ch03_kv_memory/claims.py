@@ -1,6 +1,8 @@
 """What arithmetic gives for the published claims, as it is and with each of the mistakes."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from html import escape
 
 from minikv.course.chapters.ch03_kv_memory.memory import (
     decode_ceiling,
@@ -8,7 +10,12 @@ from minikv.course.chapters.ch03_kv_memory.memory import (
     llama_parameters,
     shape_of,
 )
-from minikv.course.chapters.ch03_kv_memory.published import BANDWIDTH, CLAIMS, CONFIGS
+from minikv.course.chapters.ch03_kv_memory.published import (
+    BANDWIDTH,
+    CLAIMS,
+    CONFIGS,
+    MISTAKES,
+)
 
 TOKENS = {"7B 4K": 4 * 1024, "70B 8K": 8 * 1024}  # of the other claims: 1
 
@@ -28,3 +35,19 @@ def figure(key: str, mistake: str | None = None) -> float:
     }
     each = kv_bytes_per_token(replace(shape, **changes.get(mistake or "", {})))
     return TOKENS.get(key, 1) * each * {"only keys": 0.5, "fp32": 2}.get(mistake or "", 1)
+
+
+def as_table(judged: Mapping[str, str | None]) -> str:
+    """HTML, folded: each claim, what arithmetic gives, the mistake and what comes of it."""
+    rows = [("the claim", "arithmetic gives", "the mistake", "and with it")]
+    for key, mistake in judged.items():
+        is_speed = key == "1B speed"
+        size, unit = (1, "tokens per second for one stream") if is_speed else (1e9, "GB")
+        with_it = "–"
+        if mistake and not is_speed:
+            with_it = f"{figure(key, mistake) / size:,.1f} {unit}"
+        found = f"{figure(key) / size:,.1f} {unit}"
+        rows.append((CLAIMS[key].words, found, MISTAKES.get(mistake or "", "–"), with_it))
+    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    table = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<details><summary>The figures</summary><table>{table}</table></details>"

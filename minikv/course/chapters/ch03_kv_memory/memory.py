@@ -5,16 +5,10 @@ slots of a reservation, used or not (the three kinds of waste of Kwon et al., 20
 that is handed out in contiguous pieces.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-
-import torch
+from collections.abc import Callable
 
 from minikv.course.chapters.ch03_kv_memory.given import NoHole, Shape, SlotUse
 from minikv.course.measure.workload import Length
-from minikv.kv_cache import PreallocatedCache
-from minikv.language_model import LanguageModel
 
 # ── Bytes per token ───────────────────────────────────────────────────────────
 
@@ -190,109 +184,3 @@ class ContiguousMemory:
                 size += before
             merged.append((begin, size))
         self.holes = merged
-
-
-@dataclass
-class Served:
-    """Slots, summed over the steps in which a request waited, and requests that ran in them."""
-
-    used: int = 0
-    future: int = 0
-    internal: int = 0
-    scattered: int = 0  # external fragmentation: free, enough for the next, but not in one piece
-    short: int = 0  # free, but too few for the next one even in one piece
-    steps: int = 0
-    running: int = 0
-
-    @property
-    def shares(self) -> list[float]:
-        """Of all slots: used, future, internal, scattered, short."""
-        slots = [self.used, self.future, self.internal, self.scattered, self.short]
-        return [count / sum(slots) for count in slots]
-
-
-def serve(
-    lengths: Iterable[Length], memory: ContiguousMemory, reserve: Callable[[Length], int]
-) -> Served:
-    """Serve requests, all of them there from the start, in their order.
-
-    A request gets a piece of `reserve(length)` slots of `memory` as soon as one is free and no
-    request before it waits, and keeps it to its end. Each step gives each running request one
-    token. Counting stops when no request waits any more.
-    """
-    served, waiting = Served(), deque(lengths)
-    running: list[list[int]] = []  # [start, reserved, slots in the end, slots used]
-    while True:
-        while waiting:
-            reserved = reserve(waiting[0])
-            try:
-                start = memory.allocate(reserved)
-            except NoHole:
-                break
-            prompt, output = waiting.popleft()
-            running.append([start, reserved, prompt + output - 1, prompt])
-        if not waiting:
-            return served
-        if not running:
-            raise ValueError(f"reserve: {reserved} slots, more than there are ({memory.size})")
-        used, final, held = (sum(request[place] for request in running) for place in (3, 2, 1))
-        served.used += used
-        served.future += final - used
-        served.internal += held - final
-        if memory.num_free >= reserved:
-            served.scattered += memory.num_free
-        else:
-            served.short += memory.num_free
-        served.steps += 1
-        served.running += len(running)
-        for request in running:
-            if request[3] == request[2]:
-                memory.release(request[0])
-            request[3] += 1
-        running = [request for request in running if request[3] <= request[2]]
-
-
-def generate_in_pieces(
-    lm: LanguageModel, prompts: list[list[int]], new_tokens: list[int], memory: ContiguousMemory
-) -> tuple[list[list[int]], Served]:
-    """Greedy tokens of several requests whose K and V lie in one storage, each in a piece of it.
-
-    `memory` hands out the slots of that storage as in `serve`; each request reserves exactly
-    what it needs. Returns the tokens of each, and the use of the slots.
-    """
-    config = lm.config
-    shape = (config.num_layers, 2, memory.size, config.num_kv_heads, config.head_dim)
-    storage = torch.zeros(shape, dtype=lm.dtype, device=lm.device)
-    caches: dict[int, PreallocatedCache] = {}  # by the start of the piece
-    results: list[list[int]] = [[] for _ in prompts]
-    order, owners = deque(range(len(prompts))), {}
-    served = Served()
-    while order or caches:
-        while order:
-            index = order[0]
-            needed = len(prompts[index]) + new_tokens[index] - 1
-            try:
-                start = memory.allocate(needed)
-            except NoHole:
-                break
-            cache = PreallocatedCache(config, needed, lm.dtype, lm.device)
-            cache.kv = storage[:, :, start : start + needed]
-            caches[start], owners[start] = cache, order.popleft()
-        if not caches:
-            raise ValueError(f"prompts: {needed} slots are needed, there are {memory.size}")
-        for start, cache in list(caches.items()):
-            ids, prompt = results[owners[start]], prompts[owners[start]]
-            ids.append(int(lm.logits(ids[-1:] or prompt, cache)[-1].argmax()))
-        served.used += sum(cache.num_tokens for cache in caches.values())
-        served.future += sum(cache.capacity - cache.num_tokens for cache in caches.values())
-        enough = order and memory.num_free >= needed
-        served.scattered += memory.num_free if enough else 0
-        served.short += 0 if enough else memory.num_free
-        served.steps += 1
-        served.running += len(caches)
-        for start in [
-            start for start, cache in caches.items() if cache.num_tokens == cache.capacity
-        ]:
-            memory.release(start)
-            del caches[start]
-    return results, served

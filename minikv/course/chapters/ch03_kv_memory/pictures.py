@@ -1,21 +1,19 @@
-"""Pictures of chapter 03: contiguous memory at one moment, slot by slot, and over time.
+"""Pictures of chapter 03: bytes of models, ceilings, memory slot by slot and over time.
 
 reservation_picture(memory, {start: ("A", slots)})     # what the slots of each piece are for
 film = MemoryFilm(memory, "KB")
 film.snap("A to E have started", {"A": 0, …})          # copies what is there now
-film.picture()                                         # every step, from left to right
 film.widget()                                          # a player
 """
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from minikv.course.chapters.ch03_kv_memory.memory import ContiguousMemory, Served, SlotUse
+from minikv.course.chapters.ch03_kv_memory.memory import ContiguousMemory, SlotUse
 from minikv.course.pictures import style
 from minikv.course.pictures.player import Player
 
@@ -49,14 +47,57 @@ def draw_slot(axes, x: float, y: float, state: str, name: str, size: float = SLO
         )  # fmt: skip
 
 
-# Of slots, as in `Served.shares`: what they are called, their colour.
-KINDS: dict[str, str | tuple[float, float, float]] = {
-    "holds a token": style.PALETTE[0],
-    "reserved for the future": style.tint(style.PALETTE[0]),
-    "internal fragmentation": style.PALETTE[2],
-    "external fragmentation": style.PALETTE[3],
-    "free, but too few in all": style.PAPER,
-}
+# ── Bytes and ceilings ────────────────────────────────────────────────────────
+
+
+def models(sizes: Mapping[str, tuple[float, float]]) -> style.Picture:
+    """KB per token of each model, by hub id: (as it is, with a KV head for every query head)."""
+    kept, had = zip(*sizes.values(), strict=True)
+    names = [name.rpartition("/")[2] for name in sizes]
+    shares = [full / size for size, full in sizes.values() if full > size]
+    title = f"{len(shares)} of {len(names)} models keep only 1/{min(shares):.0f} to "
+    title += f"1/{max(shares):.0f} of what MHA would take"
+    figure, axes = style.new_axes(title, "KB per token in fp16 (1,024 bytes)", "", height=4.4)
+    axes.hlines(names, kept, had, color=style.FAINT, linewidth=1.5, zorder=1)
+    label = "if every query head had its own KV head (MHA)"
+    axes.plot(had, names, "o", markerfacecolor="white", markeredgecolor=style.INK, label=label)
+    axes.plot(kept, names, "o", color=style.PALETTE[0], label="as it is")
+    for place, size in enumerate(kept):
+        axes.text(size / 1.12, place, f"{size:,.1f}", va="center", ha="right", fontsize=8)
+    axes.set_xscale("log")
+    axes.set_xlim(7, 6000)
+    axes.set_xticks((10, 100, 1000), labels=("10", "100", "1,000"))
+    axes.minorticks_off()
+    figure.legend(loc="outside lower right", ncols=2, frameon=False)
+    words = "; ".join(f"{name} {k:,.1f}, with MHA {h:,.0f}" for name, (k, h) in sizes.items())
+    return style.Picture(figure, f"Dots of KB per token. {title}. {words}.")
+
+
+def ceilings(
+    curves: Mapping[int, tuple[Sequence[int], Sequence[float]]],
+    least: Mapping[int, int | None],
+    claimed: float,
+) -> style.Picture:
+    """Tokens per second that each batch cannot exceed, by tokens of context: (batches, speeds).
+    `least`: the smallest batch that reaches what is claimed."""
+    title = f"{claimed:,} tokens per second take at least {least[0]} sequences, "
+    title += f"or {least[8192]} with 8,192 tokens each"
+    figure, axes = style.new_axes(title, "sequences in the batch", "ceiling (tokens per second)")
+    looks = zip(curves.items(), ("-", "--", "-.", ":"), (0, 5, 3, 1), strict=True)
+    for (context, (batches, speeds)), dashes, shade in looks:
+        label = f"{context:,} tokens of context each" if context else "K and V not counted"
+        color = style.PALETTE[shade]
+        axes.plot(batches, speeds, dashes, color=color, linewidth=2, label=label)
+        if batches[-1] < 64:
+            axes.text(batches[-1] + 0.7, speeds[-1], "24 GB are full", va="center", fontsize=9)
+    axes.axhline(claimed, color=style.INK, linewidth=0.8)
+    axes.text(64, claimed, f"the claim: {claimed:,}", ha="right", va="bottom", fontsize=9)
+    axes.set_ylim(0, 8000)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.legend(loc="upper right", frameon=False)
+    found = ", ".join(f"{context:,} tokens: {b or 'none'}" for context, b in least.items())
+    alt = f"Ceilings over the batch. {title}. Least batch with contexts of {found}."
+    return style.Picture(figure, alt)
 
 
 # ── One moment, slot by slot ──────────────────────────────────────────────────
@@ -129,35 +170,6 @@ def _draw_stretch(axes, x: float, y: float, state: str, name: str, count: int) -
     return x
 
 
-def served_picture(served: Mapping[str, Served]) -> style.Picture:
-    """What all slots were used for under each way of reserving, as bars of five shares."""
-    names = list(served)
-    shares = [served[name].shares for name in names]
-    least = min(1 - share[0] for share in shares)
-    title = f"With any of these reservations, at least {least:.0%} of the slots hold no token"
-    figure, axes = style.new_axes(title, "share of all slots in all steps (%)", "", height=3.3)
-    left = [0.0] * len(names)
-    for kind, (words, color) in enumerate(KINDS.items()):
-        widths = [100 * share[kind] for share in shares]
-        axes.barh(
-            names, widths, 0.6, left, color=color, edgecolor=style.INK, linewidth=0.7, label=words
-        )
-        for row, width in enumerate(widths):
-            if width > 3:  # else there is no room for it
-                axes.text(left[row] + width / 2, row, f"{width:.0f}", ha="center", va="center",
-                          fontsize=9, color=style.ink_on(to_hex(color)))  # fmt: skip
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    axes.invert_yaxis()
-    axes.set_xlim(0, 100)
-    figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=9)
-    rows = (
-        f"{name}: "
-        + ", ".join(f"{words} {part:.0%}" for words, part in zip(KINDS, share, strict=True))
-        for name, share in zip(names, shares, strict=True)
-    )
-    return style.Picture(figure, f"Stacked bars. {title}. " + "; ".join(rows) + ".")
-
-
 # ── Over time ───────────────────────────────────────────────────────────
 
 
@@ -197,22 +209,6 @@ class MemoryFilm:
         `waits`: a request that asks in vain, and the size that it needs."""
         pieces = {name: (start, self.memory.pieces[start]) for name, start in starts.items()}
         self.moments.append(Moment(words, pieces, tuple(self.memory.holes), waits))
-
-    def picture(self) -> style.Picture:
-        title = next(
-            (
-                f"{moment.free} {self.unit} are free, and {moment.waits[0]} waits for "
-                f"{moment.waits[1]} {self.unit}. "
-                for moment in self.moments
-                if moment.waits and not moment.fits and moment.free >= moment.waits[1]
-            ),
-            "",
-        )
-        figure = self._figure(len(self.moments) - 1, None)
-        figure.suptitle(title[:-2], x=0.01, y=0.995, ha="left", va="top", fontsize=11,
-                        fontweight="bold", color=style.INK)  # fmt: skip
-        alt = f"{title}A memory of {self.memory.size} {self.unit} in {len(self.moments)} steps. "
-        return style.Picture(figure, alt + " ".join(map(self.describe, self.moments)))
 
     def describe(self, moment: Moment) -> str:
         """One step in words."""
@@ -281,5 +277,5 @@ class MemoryFilm:
             last=len(self.moments) - 1,
             frame=self.frame,
             caption=lambda step: self.describe(self.moments[step]),
-            start=next((i for i, moment in enumerate(self.moments) if moment.pieces), 0),
+            start=len(self.moments) - 1,
         )

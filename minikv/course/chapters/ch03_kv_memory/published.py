@@ -48,6 +48,12 @@ CONFIGS: dict[str, dict] = {
         "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
         "num_key_value_heads": 4,
     },
+    "Qwen/Qwen3.5-35B-A3B": {
+        "text_config": {
+            "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16,
+            "num_key_value_heads": 2, "head_dim": 256, "full_attention_interval": 4,
+        },
+    },
     "google/gemma-2b": {
         "hidden_size": 2048, "num_hidden_layers": 18, "num_attention_heads": 8,
         "num_key_value_heads": 1, "head_dim": 256,
@@ -81,13 +87,6 @@ CLAIMS: dict[str, Claim] = {
         "Llama-3-70B at 8K in fp16 takes 4 GB with GQA, and 16 GB with MHA",
         "meta-llama/Meta-Llama-3-70B",
         4e9,
-    ),
-    "1B token": Claim("32 KB per token for Llama-3.2-1B", "meta-llama/Llama-3.2-1B", 32 * 2**10),
-    "3B token": Claim("84 KB per token for Llama-3.2-3B", "meta-llama/Llama-3.2-3B", 84 * 2**10),
-    "11B token": Claim(
-        "5 MB per token for the 11B Vision, so 2.5 TB for four contexts of 128K",
-        "meta-llama/Llama-3.2-11B-Vision",
-        5 * 2**20,
     ),
     "1B speed": Claim(
         "1,990 tokens per second with Llama-3.2-1B on one consumer GPU of 1,008 GB/s",

@@ -1,22 +1,18 @@
 """Chapter 03 as programs: bytes per token, configs, claims, reservations, contiguous memory."""
 
 import json
-import random
-from contextlib import suppress
 from copy import deepcopy
 from functools import partial
-from itertools import permutations, product
-from typing import Any
+from itertools import product
 
 import minikv
 from minikv.course.chapters.ch03_kv_memory import answers
 from minikv.course.chapters.ch03_kv_memory.claims import figure
-from minikv.course.chapters.ch03_kv_memory.given import NoHole, Shape
-from minikv.course.chapters.ch03_kv_memory.memory import ContiguousMemory, generate_in_pieces
+from minikv.course.chapters.ch03_kv_memory.given import Shape
 from minikv.course.chapters.ch03_kv_memory.published import CLAIMS, CONFIGS, MISTAKES
 from minikv.course.judge.checking import plain, runs_model, same_as_oracle, shown, witness
 from minikv.course.judge.programs import LINES_ABOVE
-from minikv.course.judge.scenarios import Group, Log, Words, numbers, scenario
+from minikv.course.judge.scenarios import Group, Log, Words, scenario
 from minikv.course.measure.workload import Length, chat_like
 from minikv.course.pictures.snapshot import counted
 from minikv.kv_cache import PreallocatedCache
@@ -269,113 +265,6 @@ scenario(
 )  # fmt: skip
 
 
-# ── 03.5 Five processes ───────────────────────────────────────────────────────
-
-
-numbers(
-    "03.5",
-    "five_processes",
-    {
-        "free": ("what is free once B and D have left", "how much did B and D have?"),
-        "largest": ("what can then start", "where are the two holes?"),
-        "pairs": (
-            "after how many of the 10 pairs 5 KB fit",
-            "AB leaves one hole of 8; what does AC leave?",
-        ),
-        "triples": (
-            "after how many of the 10 triples 5 KB fit",
-            "which triples have no two neighbours in them?",
-        ),
-        "most": (
-            "the most that can be free while 5 KB do not fit",
-            "how many can leave so that no two touch?",
-        ),
-    },
-)
-
-
-# ── 03.6 First fit, and holes that merge ──────────────────────────────────────
-
-# A program is (size, steps): +4 takes a piece of 4, -4 gives back the one that starts at 4.
-
-
-def holes_of(memory) -> Words:
-    return Words(", ".join(f"({start}, {room})" for start, room in memory.holes) or "none")
-
-
-def pieces(mine, program, log: Log) -> None:
-    size, steps = program
-    memory = mine.ContiguousMemory(size)
-    log(f"a memory of {size}")
-    for step in steps.split():
-        number, holes = int(step[1:]), holes_of(memory)
-        if step[0] == "+":
-            text = f"allocate({number})" + f" with holes {holes}" * (len(memory.holes) > 1)
-            log.call(text, memory.allocate, number)
-        else:
-            log.call(f"release({number})", memory.release, number, see=False)
-        error = log.events[-1].error
-        seen: dict[str, Any] = {}
-        if isinstance(error, NoHole):
-            seen = {"NoHole's (needed, largest, free):": [error.needed, error.largest, error.free]}
-        seen["holes"] = holes_of(memory)
-        noted = sorted(memory.pieces.items())
-        seen["pieces"] = Words(", ".join(f"{at}: {room}" for at, room in noted) or "none")
-        log("", seen | {"size": memory.size})
-
-
-def released(sizes: tuple, order: tuple, then: str = "", spare: int = 5) -> tuple[int, str]:
-    """Pieces of these sizes are taken, and some of them given back."""
-    steps = [f"+{size}" for size in sizes] + [f"-{sum(sizes[:index])}" for index in order]
-    return sum(sizes) + spare, " ".join([*steps, then])
-
-
-def random_pieces(seed: int) -> tuple[int, str]:
-    """Pieces that come and go; sometimes one is given back that is not there."""
-    draw = random.Random(seed)
-    memory, steps = ContiguousMemory(draw.randrange(6, 60)), []
-    for _ in range(4 + seed // 4):
-        size, gone = draw.randrange(1, memory.size // 3 + 1), draw.randrange(memory.size)
-        gone = draw.choice([*sorted(memory.pieces) * 4, gone])
-        back = bool(memory.pieces) and draw.random() < 0.45
-        with suppress(NoHole, ValueError):
-            memory.release(gone) if back else memory.allocate(size)
-        steps.append(f"-{gone}" if back else f"+{size}")
-    return memory.size, " ".join(steps)
-
-
-scenario(
-    "03.6", pieces,
-    Group("pieces lie side by side, and the rest stays a hole",
-          [(10, "+4 +3"), (10, "+1 +1 +1"), (3, "+2")],
-          "what happens to the hole that a piece is taken from?"),
-    Group("a hole that is used up is gone",
-          [(6, "+2 +4"), (1, "+1"), (9, "+2 +3 +4 -2 +3"), (9, "+2 +3 +4 -0 +2")],
-          "what happens to a hole of which nothing is left?"),
-    Group("no hole is large enough: NoHole, and nothing changes",
-          [(4, "+5 +4 +1"), (20, "+4 +4 +4 +4 +4 -4 -12 +5 +4 +4 +1"),
-           (10, "+4 +3 -0 +5 +6 +4"), (12, "+3 +3 +6 -0 +4 +12 +13 +3")],
-          "what is `size` compared with, and what if no hole is large enough?"),
-    Group("the first hole that is large enough",
-          [(30, "+3 +2 +9 +2 +6 +2 -0 -16 -5 +5"), (30, "+3 +2 +9 +2 +6 +2 -0 -5 -16 +6 +3 +3 +3"),
-           *(released((2, 1, 4, 1, 3, 1), order, f"+{size} +1")
-             for size in (1, 2, 3, 4, 5) for order in permutations((0, 2, 4)))],
-          "which hole is taken if several are large enough?"),
-    Group("a piece between two holes makes one hole of the three",
-          [*(released((2, 3, 4, 5), order) for order in ((0, 1), (1, 0), (0, 2), (0, 2, 1))),
-           *(released((2, 3, 4, 5), order, "+9 +1") for order in permutations((0, 1, 2))),
-           *(released((2, 3, 1), order, "+6", spare=0) for order in permutations((0, 1, 2))),
-           *(released((1, 2, 3, 4, 5), order) for order in permutations(range(5), 4))],
-          "which holes does the piece touch: the one before it, the one after it?"),
-    Group("giving back a piece that is not there",
-          [*((8, f"+3 -{at} +1 -0") for at in (1, 2, 3, 7, 8, 100)),
-           *((8, f"+3 +2 -0 -{at} +4 -3") for at in (0, 1, 2, 4, 5)),
-           (8, "-0 +8"), (8, "+8 --1 --8 -0")],
-          "the first lines of `release`"),
-    Group("200 random traces", [random_pieces(seed) for seed in range(200)], LINES_ABOVE),
-)  # fmt: skip
-
-
 # ── tinypy on the reader's parts ──────────────────────────────────────────────
 
 STACK = "class Stack:\n    def push(self, item):\n"
@@ -434,21 +323,4 @@ def _(mine, lm):
         f"three requests of tinypy with {capacity} slots each wrote the oracle's tokens and used "
         f"{used:.0%} of their slots, in every step as many as you count; {future:.0%} were "
         f"reserved for the future, {internal:.0%} were never used"
-    )
-
-
-@runs_model("03.6")
-def _(mine, lm):
-    prompts = [lm.encode(text) for text in (*PROMPTS, "import re\n", "class A:", "x = [")]
-    new = [4, 10, 3, 8, 6, 5]
-    memory = mine.ContiguousMemory(48)
-    found, served = generate_in_pieces(lm, prompts, new, memory)
-    for prompt_ids, ids in zip(prompts, found, strict=True):
-        same_as_oracle(lm, prompt_ids, ids)
-    witness(memory.num_free)
-    if memory.num_free != 48:
-        raise AssertionError(f"{memory.num_free} of 48 slots came back")
-    return (
-        f"{len(prompts)} requests of tinypy shared one storage of 48 slots in pieces from your "
-        f"memory, {served.running / served.steps:.1f} at a time, and wrote the oracle's tokens"
     )

@@ -22,7 +22,7 @@ from minikv.course.chapters.ch08_triton_paged_attention.watch import (
 )
 from minikv.course.judge.checking import Wrong, check, runs_model
 from minikv.course.judge.examine import COMPILES
-from minikv.course.judge.programs import advice, at_most, decoded, line, until_wrong
+from minikv.course.judge.programs import advice, at_most, decoded, line
 from minikv.course.judge.scenarios import Log, scenario
 from minikv.course.pictures.snapshot import counted
 
@@ -82,6 +82,14 @@ def argument(seen: Watch, place: int) -> str:
     return list(seen.launches[0].arguments)[place]
 
 
+PRINTS, NO_KERNEL = (
+    advice("08.1", name) for name in ("leaves a print in", "is Python, and no kernel")
+)
+NO_DOT, TO_TF32 = (
+    advice("08.4", name) for name in ("multiplies without tl.dot", "leaves float32 to tf32")
+)
+
+
 def compiles(exercise: str, call: Callable, num_products: int = 0) -> None:
     """Make what a GPU's compiler says of the kernels that `call(mine)` starts a line."""
 
@@ -92,23 +100,21 @@ def compiles(exercise: str, call: Callable, num_products: int = 0) -> None:
         for result in compiled(mine.__file__, seen.launches):
             kernel = result["kernel"]
             if "error" in result:
-                is_print = "is not string" in result["error"]
+                why = PRINTS if "is not string" in result["error"] else NO_KERNEL
                 raise Wrong(
                     f"{Path(mine.__file__).name}, line {result['line']}, in {kernel}: "
                     f"{result['error']}",
-                    *advice(
-                        "08.1", "leaves a print in" if is_print else "is Python, and no kernel"
-                    ),
+                    *why,
                 )
             if kernel != "join_kernel" and result["dots"] < num_products:
                 raise Wrong(
                     f"{kernel} has {result['dots']} `tl.dot`, expected {num_products}",
-                    *advice("08.4", "multiplies without tl.dot"),
+                    *NO_DOT,
                 )
             if result["tf32"]:
                 raise Wrong(
                     f"{kernel}: compiled for sm_90, a `tl.dot` rounds float32 to tf32",
-                    *advice("08.4", "leaves float32 to tf32"),
+                    *TO_TF32,
                 )
 
 
@@ -145,7 +151,7 @@ def sums(mine, program, log: Log) -> None:
 
 
 scenario(
-    "08.1", until_wrong("08.1", sums),
+    "08.1", sums,
     line("one full tile", "`tl.load(x + element)`, and a store to `out + element`",
          (4, 4), (1, 1), (16, 16)),
     line("several full tiles", "which elements belong to program 2?",
@@ -155,6 +161,7 @@ scenario(
          (1, 4), (3, 2), (3, 4), (6, 4), (9, 4), (11, 8), (100, 16), (7, 64), (65, 64)),
     line("any type of number", "is the type of x kept from the load to the store?",
          (5, 4, torch.int64), (5, 4, torch.int32), (5, 4, torch.float16), (5, 4, torch.float64)),
+    in_turn=True,
 )  # fmt: skip
 compiles("08.1", lambda mine: mine.add(torch.ones(10), torch.ones(10)))
 
@@ -222,7 +229,7 @@ def of_about(scores: str) -> str:
 
 
 scenario(
-    "08.2", until_wrong("08.2", attends),
+    "08.2", attends,
     line("one full tile", "scores, weights, the weighted sum of values, the division",
          (4, 16, 4, ""), (1, 16, 1, ""), (16, 4, 16, "")),
     line("several full tiles", "what is carried from tile to tile",
@@ -233,6 +240,7 @@ scenario(
          *((11, 16, 4, scores) for scores in (*LOUD, FAR_BELOW))),
     line("any sizes", "which keys of the last tile exist?",
          (7, 32, 64, ""), (70, 64, 16, ""), (23, 2, 8, ""), (9, 16, 2, "")),
+    in_turn=True,
 )  # fmt: skip
 compiles("08.2", lambda mine: mine.attend(torch.ones(8), torch.ones(11, 8), torch.ones(11, 8)))
 
@@ -339,7 +347,7 @@ def decodes(function: str, mine, case: Case, log: Log) -> None:
 
 
 scenario(
-    "08.3", until_wrong("08.3", partial(decodes, "decode")),
+    "08.3", partial(decodes, "decode"),
     line("one sequence, one full block", "the addresses: which block, which head", Case((4,))),
     line("one sequence, several blocks", "what is loaded before the keys?",
          Case((7,)), Case((3,), 1), Case((37,), 16, dim=8), Case((150,), 4, dim=8)),
@@ -351,6 +359,7 @@ scenario(
          Case((6,), fill=LOUDER), Case((3,), fill=torch.nan)),
     line("scores far above and far below 0", "what is subtracted from a score",
          *(Case((7,), scores=scores) for scores in (*LOUD[:3], FAR_BELOW))),
+    in_turn=True,
 )  # fmt: skip
 compiles("08.3", lambda mine: mine.decode(*Case((5, 2), 4, 4, 2).arguments))
 
@@ -358,7 +367,7 @@ compiles("08.3", lambda mine: mine.decode(*Case((5, 2), 4, 4, 2).arguments))
 # ── 08.4 A group in one product ───────────────────────────────────────────────
 
 scenario(
-    "08.4", until_wrong("08.4", partial(decodes, "decode_packed")),
+    "08.4", partial(decodes, "decode_packed"),
     line("one query head per KV head", "the shapes: (ROWS, …) for what each row has",
          Case((16,), 16), Case((32,), 32), Case((19,), 16, 2, 2, 32), Case((150,), 16)),
     line("groups of 2, 3 and 4", "which rows are query heads, and of which group?",
@@ -371,6 +380,7 @@ scenario(
     line("scores far above and far below 0", "what is subtracted from a score",
          *(Case((21,), 16, 2, scores=scores)
            for scores in (HEADS_DIFFER, *LOUD[:3], FAR_BELOW))),
+    in_turn=True,
 )  # fmt: skip
 compiles("08.4", lambda mine: mine.decode_packed(*Case((5, 20), 16, 4, 2).arguments), 2)
 
@@ -383,7 +393,7 @@ def split(splits: int, *lens: int, **options) -> Case:
 
 
 scenario(
-    "08.5", until_wrong("08.5", partial(decodes, "decode_split")),
+    "08.5", partial(decodes, "decode_split"),
     line("one split: nothing to join", "what is stored for a split, and where?",
          split(1, 19, heads=2)),
     line("two and four splits, with equally many blocks", "which blocks belong to split 1?",
@@ -397,6 +407,7 @@ scenario(
          split(2, 19, heads=2, kv_heads=2), split(2, 40, 3, heads=2)),
     line("scores far above and far below 0", "what is subtracted before `exp`",
          split(2, 5, scores="-300"), *(split(2, 35, scores=scores) for scores in LOUD[:3])),
+    in_turn=True,
 )  # fmt: skip
 compiles("08.5", lambda mine: mine.decode_split(*Case((5, 20), 16, 4, 2).arguments), 2)
 
@@ -424,7 +435,7 @@ def packs(mine, program, log: Log) -> None:
 LAST_BLOCK = "for which positions is `held` true, in the last block of a sequence?"
 
 scenario(
-    "08.6", until_wrong("08.6", packs),
+    "08.6", packs,
     line("packing: blocks that are full", "which rows does each program write?",
          *(((2 * size, size), size, "") for size in (4, 1, 16))),
     line("packing: 5, 7 and 8 tokens", "which rows does each program write?",
@@ -435,6 +446,7 @@ scenario(
          ((5, 7, 8), 4, "writers"), ((3, 1, 1, 2), 2, "writers"), ((17, 16), 16, "writers")),
     line("packing: the last sequence ends inside a block", LAST_BLOCK,
          ((3,), 4, "writers"), ((8, 5), 4, "writers"), ((4, 4, 9), 8, "writers")),
+    in_turn=True,
 )  # fmt: skip
 
 
@@ -500,7 +512,7 @@ def going_on(turns: int, *starts: tuple[int, tuple]) -> tuple:
 A, B, C = (7, 20, 3), (12, 9), (5, 16, 22)
 
 scenario(
-    "08.6", until_wrong("08.6", steps),
+    "08.6", steps,
     line("a step: the first, and the next", "which inputs does `replay` copy?",
          going_on(2, (5, A)), going_on(2, (2, B), (9, C))),
     line("a step in which a sequence opens a block", "which inputs can change?",
@@ -517,6 +529,7 @@ scenario(
          (("", (8, A[:2]), (3, B[:1])), ("the second has ended, ", (9, A))),
          (("", (9, C), (6, A[:2])), ("the first has ended, ", (7, A[:2])),
           ("two again, ", (8, A), (3, B)))),
+    in_turn=True,
 )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from functools import cached_property, partial
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -54,15 +53,26 @@ from minikv.course.judge.programs import (
     at_most,
     decoded,
     line,
-    until_wrong,
 )
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.course.pictures.snapshot import counted
 
 COMPILES = "Numba compiles it, and the result is right as in Python"
 
-wrong_in_python: WeakSet = WeakSet()  # modules that are not worth compiling
-until_wrong_in_python = partial(until_wrong, around=plainly, tell=wrong_in_python.add)
+NOT_YET = (
+    "not compiled yet: the lines above come first, because compiled code does not check where it "
+    "reads and writes"
+)
+
+
+def in_python(play: Callable) -> Callable:
+    """Plays with the kernels of a module as the Python that they are written in."""
+
+    def play_in_python(mine, case, log: Log) -> None:
+        with plainly(mine):
+            play(mine, case, log)
+
+    return play_in_python
 
 
 class Compiler(event.Listener):
@@ -213,20 +223,18 @@ def attends(kernel: str, mine, case: Case, log: Log) -> None:
 # ── Compiled ──────────────────────────────────────────────────────────────────────────────
 
 
+IN_FLOAT64, NOT_FOR_NUMBA = (
+    advice("09.1", name) for name in ("sums in float64", "writes Python for Numba")
+)
+
+
 def as_compiled(exercise: str, *names: str):
     """Make a line of "Numba compiles it": the decorated function calls kernels `names` on arrays
     of real size and raises `Wrong` if the result is. Then their code is looked at."""
 
     def register(run: Callable):
-        @check(exercise, COMPILES)
+        @check(exercise, COMPILES, waits=NOT_YET)
         def _(mine):
-            if mine in wrong_in_python:
-                raise Wrong(
-                    "not compiled yet: the lines above come first, because compiled code does "
-                    "not check where it reads and writes",
-                    None,
-                    "the first line that fails",
-                )
             for name in names:
                 if not isinstance(getattr(mine, name), Dispatcher):
                     raise Wrong(
@@ -240,7 +248,7 @@ def as_compiled(exercise: str, *names: str):
                 if widens(code):
                     raise Wrong(
                         f"{name}: a loop turns float32 into float64 before it adds",
-                        *advice("09.1", "sums in float64"),
+                        *IN_FLOAT64,
                     )
 
         return run
@@ -264,9 +272,7 @@ def call(run: Callable, file: str) -> None:
             raise
         said, at = refusal(error, file)
         where = "" if at is None else f"line {at}, `{linecache.getline(file, at).strip()}`: "
-        raise Wrong(
-            f"Numba refuses {where}{said}", *advice("09.1", "writes Python for Numba")
-        ) from None
+        raise Wrong(f"Numba refuses {where}{said}", *NOT_FOR_NUMBA) from None
 
 
 def naive(q, kv, tables, lens) -> torch.Tensor:
@@ -299,7 +305,7 @@ def compare(found: np.ndarray, expected: torch.Tensor, what: str) -> None:
 ROOM_FOR = "for how many slots and channels is there room in each array that you make?"
 
 scenario(
-    "09.1", until_wrong_in_python("09.1", partial(attends, "attend_heads")),
+    "09.1", in_python(partial(attends, "attend_heads")),
     line("one sequence, one full block", "scores, weights, the weighted sum, the division",
          Case((4,)), Case((1,), 1), Case((2,), 2, dim=3)),
     line("one sequence, several blocks", "what is carried from block to block?",
@@ -318,6 +324,7 @@ scenario(
     line("large blocks, long vectors and long contexts", ROOM_FOR, Case((20,), 20),
          Case((3,), dim=72), Case((1030,), 1030, dim=1), Case((1,), 1, dim=1030),
          Case((1030,), 10, dim=1)),
+    in_turn=True,
 )  # fmt: skip
 
 
@@ -331,7 +338,7 @@ def _(mine):
 # ── 09.2 K and V once for a group ─────────────────────────────────────────────────────────
 
 scenario(
-    "09.2", until_wrong_in_python("09.2", partial(attends, "attend_groups")),
+    "09.2", in_python(partial(attends, "attend_groups")),
     line("one query head per KV head", "the shapes: (G, …) for what each head has",
          Case((4,)), Case((7,)), Case((3, 6), 2, 2, 2)),
     line("groups of 2, 3 and 4", "which query heads belong to the KV head?",
@@ -351,6 +358,7 @@ scenario(
     line("large groups and blocks, long vectors and contexts", ROOM_FOR, Case((20,), 20, 2),
          Case((3,), 4, 2, dim=72), Case((1,), 1, 72, dim=1), Case((1030,), 1030, dim=1),
          Case((1,), 1, dim=1030), Case((1030,), 10, dim=1)),
+    in_turn=True,
 )  # fmt: skip
 
 
@@ -401,7 +409,7 @@ def random_batch(seed: int) -> tuple[tuple[int, ...], int, int]:
 
 
 scenario(
-    "09.3", until_wrong_in_python("09.3", shares),
+    "09.3", in_python(shares),
     line("one piece", "where does the last piece end?", ((5,), 1, 1), ((4, 9, 2), 2, 1)),
     line("contexts of equal length", "how many items are there?",
          ((8, 8), 1, 2), ((8, 8, 8, 8), 2, 2), ((4, 4, 4), 1, 2), ((4,) * 7, 2, 4)),
@@ -414,6 +422,7 @@ scenario(
          ((7,), 1, 2), ((7, 3), 1, 4), ((5,), 2, 8)),
     line("200 random batches", "the lines above: tokens, cuts, and what is left for the last piece",
          *map(random_batch, range(200))),
+    in_turn=True,
 )  # fmt: skip
 
 
@@ -481,7 +490,7 @@ def in_pieces(mine, case: Case, log: Log) -> None:
 LAST_SLOTS = "which slots of a sequence's last block does each loop read?"
 ROOM = "for each array that a call gets: which other call gets it, and which calls write to it?"
 scenario(
-    "09.4", until_wrong_in_python("09.4", in_pieces),
+    "09.4", in_python(in_pieces),
     line("blocks that are full", LAST_SLOTS, Case((4,)), Case((8, 4), 4, 2)),
     line("one piece, NaN in slots without a token", LAST_SLOTS,
          Case((3,), fill=np.nan), Case((6, 1), 4, 2, fill=np.nan),
@@ -496,6 +505,7 @@ scenario(
     line("more pieces, side by side", ROOM,
          Case((4, 4, 4), pieces=3, turns=True), Case((4, 4, 4, 4), pieces=2, turns=True),
          Case((3, 5), 2, 4, 2, fill=np.nan, pieces=4, turns=True)),
+    in_turn=True,
 )  # fmt: skip
 
 
@@ -542,7 +552,7 @@ def multiplies(mine, case, log: Log) -> None:
 ROOM_FOR_SUMS = "for how many rows and inputs is there room in each array that you make?"
 
 scenario(
-    "09.5", until_wrong_in_python("09.5", multiplies),
+    "09.5", in_python(multiplies),
     line("one row", "a sum for each output; without `add`, what was in `out` does not count",
          (1, 1, 1), (1, 3, 2), (1, 8, 5)),
     line("several rows", "in which order are the loops nested?",
@@ -555,6 +565,7 @@ scenario(
          (1, 3, 6, False, (2, 4)), (5, 2, 6, True, (5, 6)), (4, 2, 3, False, (1, 1))),
     line("many rows, inputs and outputs", ROOM_FOR_SUMS,
          (70, 1, 1), (1, 5, 7), (13, 6, 1), (1, 1030, 1), (1, 1, 1030), (530, 1, 1)),
+    in_turn=True,
 )  # fmt: skip
 
 
@@ -655,7 +666,7 @@ def steps(mine, case: Step, log: Log) -> None:
 
 
 scenario(
-    "09.6", until_wrong_in_python("09.6", steps),
+    "09.6", in_python(steps),
     line("one token, one layer", "embedding, attention, MLP, the last norm, the head", Step((1,))),
     line("a token after others", "what must lie in the cache before attention reads it?",
          Step((3,)), Step((4,), heads=2)),
@@ -667,6 +678,7 @@ scenario(
          Step((3, 4), 2, 4, 2, 2, 5, 7), Step((5,), 1, 3, 1, 6, 4, 9, 4)),
     line("another eps, and many sequences", "`weights.eps`; and the rows of each array",
          Step((2, 1), eps=0.5), Step((1,) * 70, dim=2, hidden=2, inner=1, block_size=1)),
+    in_turn=True,
 )  # fmt: skip
 
 
