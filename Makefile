@@ -223,6 +223,7 @@ units: environment
 test-delays: environment
 	@echo "== Servers, clusters and tiers that are put to sleep at random moments"
 	@PYTHONPATH=$(QUICK):$(CURDIR)/tests $(PYTEST) -p delays $(PARALLEL) -m "not thorough" \
+		$(addprefix --ignore=,$(IN_CLASS) tests/cluster/test_serve_ray.py) \
 		tests/serving tests/cluster tests/tiers
 
 PLACES := $(addprefix tests/course/test_,commands.py doctor.py grade.py lab.py update.py) \

@@ -1,4 +1,4 @@
-"""The radix prefix cache: a trie, a tree, chained hashes, hits that went wrong, the engine's step.
+"""The radix prefix cache: a tree, chained hashes, bugs of hits, ends of turns, the engine's step.
 
 Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("07.1") in the notebook, or in a terminal: python -m minikv check 07.1
@@ -16,38 +16,6 @@ from minikv.errors import require_int
 from minikv.outputs import hits_stop_string
 from minikv.radix import InsertResult, Key, MatchResult, Node, Root
 from minikv.sequence import Sequence
-
-
-class BlockTrie:
-    """Prompts, one node per block. Two prompts share nodes as far as they agree.
-
-    A node is what its parent's dictionary has under the block's tokens: the physical block
-    that holds their K and V, and the dictionary of the nodes that follow it.
-    """
-
-    def __init__(self, block_size: int):
-        self.block_size = block_size
-        self.root: dict[Key, tuple[int, dict]] = {}
-
-    def insert(self, token_ids: Seq[int], block_ids: Seq[int]) -> None:
-        """Remember a prompt's whole blocks. Where it is known already, the old block stays."""
-        children = self.root
-        for key, block_id in zip(keys_of(token_ids, self.block_size), block_ids, strict=False):
-            _, children = children.setdefault(key, (block_id, {}))
-
-    # ── 07.1 A tree that only knows whole prompts: broken, fix it ─────────────────
-    def match(self, token_ids: Seq[int]) -> list[int]:
-        """The blocks of the longest beginning of `token_ids`, in whole blocks, that this one has
-        in common with any prompt inserted so far."""
-        children, block_ids, known = self.root, [], 0
-        for key in keys_of(token_ids, self.block_size):
-            if key not in children:
-                break
-            block_id, children = children[key]
-            block_ids.append(block_id)
-            if not children:  # a prompt ends here
-                known = len(block_ids)
-        return block_ids[:known]
 
 
 class RadixCache(radix.RadixCache):
@@ -78,7 +46,7 @@ class RadixCache(radix.RadixCache):
         self._touch(node)
         return MatchResult(node, block_ids, depth * self.block_size)
 
-    # ── 07.3 Insert and evict ─────────────────────────────────────────────────────
+    # ── 07.2 Insert and evict ─────────────────────────────────────────────────────
     def insert(
         self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable = None
     ) -> InsertResult:
@@ -89,9 +57,9 @@ class RadixCache(radix.RadixCache):
         before it releases its own. New blocks gain a holder, the tree.
         Raises ValueError if there are fewer blocks than whole blocks of tokens.
         """
-        raise NotImplementedError("Exercise 07.3: RadixCache.insert")
+        raise NotImplementedError("Exercise 07.2: RadixCache.insert")
 
-    # ── 07.5 A prefix that vanished: broken, fix it ───────────────────────────────
+    # ── 07.4 A prefix that vanished: broken, fix it ───────────────────────────────
     def lock(self, node: Node) -> None:
         """Keep `node` and all its ancestors from eviction until `unlock`; may be nested."""
         path = []  # up to the root
@@ -104,7 +72,7 @@ class RadixCache(radix.RadixCache):
                 self.num_evictable_blocks -= len(node.block_ids)
             node.lock_count += 1
 
-    # ── 07.5 A prefix that vanished: broken, fix it ───────────────────────────────
+    # ── 07.4 A prefix that vanished: broken, fix it ───────────────────────────────
     def unlock(self, node: Node) -> None:
         """Undo one `lock`. Raises ValueError for a node that is not locked."""
         path = []  # up to the root
@@ -119,33 +87,33 @@ class RadixCache(radix.RadixCache):
                 self.unlocked[node] = None
                 self.num_evictable_blocks += len(node.block_ids)
 
-    # ── 07.3 Insert and evict ─────────────────────────────────────────────────────
+    # ── 07.2 Insert and evict ─────────────────────────────────────────────────────
     def evict(self, num_blocks: int) -> int:
         """Release up to `num_blocks` blocks, least recently used leaves first, each leaf
         from its end. Returns how many; fewer than asked if the rest is locked."""
-        raise NotImplementedError("Exercise 07.3: RadixCache.evict")
+        raise NotImplementedError("Exercise 07.2: RadixCache.evict")
 
     def _keys(self, token_ids: Seq[int]) -> list[Key]:
         # An incomplete last block is left out.
         return list(zip(*[iter(token_ids)] * self.block_size, strict=False))
 
-    # ── 07.2 Walk down, and split ─────────────────────────────────────────────────
+    # ── 07.1 Walk down, and split ─────────────────────────────────────────────────
     def _walk(self, node: Node, keys: list[Key]) -> tuple[Node, int, list[int]]:
         """Follow `keys` down; split where they leave a node halfway.
 
         Returns the node that ends with the match, the number of blocks matched, and
         the blocks.
         """
-        raise NotImplementedError("Exercise 07.2: RadixCache._walk")
+        raise NotImplementedError("Exercise 07.1: RadixCache._walk")
 
-    # ── 07.2 Walk down, and split ─────────────────────────────────────────────────
+    # ── 07.1 Walk down, and split ─────────────────────────────────────────────────
     def _split(self, lower: Node, length: int) -> Node:
         """Cut a node in two; the first `length` blocks become a new parent of the rest.
 
         The lower part stays the same object: a sequence that has locked it still locks
         everything above it.
         """
-        raise NotImplementedError("Exercise 07.2: RadixCache._split")
+        raise NotImplementedError("Exercise 07.1: RadixCache._split")
 
     def _append(self, node: Node, keys: list[Key], block_ids: list[int]) -> Node:
         """Put blocks below `node`: into the node itself if it is an unlocked leaf, so that the
@@ -178,7 +146,7 @@ class RadixCache(radix.RadixCache):
             del self._roots[parent.salt]
 
 
-# ── 07.4 Chained hashes ───────────────────────────────────────────────────────────
+# ── 07.3 Chained hashes ───────────────────────────────────────────────────────────
 def chained_hashes(token_ids: Seq[int], block_size: int, salt: Hashable = None) -> list[Hashable]:
     """A name for each whole block of a prompt, in order: the hash of (the name before it, the
     block's tokens).
@@ -188,7 +156,7 @@ def chained_hashes(token_ids: Seq[int], block_size: int, salt: Hashable = None) 
     for two that do not. Python's own `hash` is not enough: hash(0) == hash(2**61 - 1). Nor is a
     short checksum: among 200,000 blocks two have the same crc32.
     """
-    raise NotImplementedError("Exercise 07.4: chained_hashes")
+    raise NotImplementedError("Exercise 07.3: chained_hashes")
 
 
 class ChainedCache:
@@ -203,16 +171,16 @@ class ChainedCache:
         self.block_size = block_size
         self.blocks: OrderedDict[Hashable, int] = OrderedDict()  # by name, oldest use first
 
-    # ── 07.4 Chained hashes ───────────────────────────────────────────────────────
+    # ── 07.3 Chained hashes ───────────────────────────────────────────────────────
     def match(self, token_ids: Seq[int], salt: Hashable = None) -> MatchResult:
         """The longest cached prefix of whole blocks, made the most recently used.
 
         The result's `node` is None. Of the blocks used together the last counts as the
         oldest: a block that is evicted before those that follow it would make them useless.
         """
-        raise NotImplementedError("Exercise 07.4: ChainedCache.match")
+        raise NotImplementedError("Exercise 07.3: ChainedCache.match")
 
-    # ── 07.4 Chained hashes ───────────────────────────────────────────────────────
+    # ── 07.3 Chained hashes ───────────────────────────────────────────────────────
     def insert(
         self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable = None
     ) -> InsertResult:
@@ -222,13 +190,13 @@ class ChainedCache:
         the cache's blocks, and how many were there before. New blocks gain a holder, the cache.
         Raises ValueError when there are fewer blocks than whole blocks of tokens.
         """
-        raise NotImplementedError("Exercise 07.4: ChainedCache.insert")
+        raise NotImplementedError("Exercise 07.3: ChainedCache.insert")
 
-    # ── 07.4 Chained hashes ───────────────────────────────────────────────────────
+    # ── 07.3 Chained hashes ───────────────────────────────────────────────────────
     def evict(self, num_blocks: int) -> int:
         """Release up to `num_blocks` blocks that only the cache holds, least recently used
         first. Returns how many; less than asked when the others are in use."""
-        raise NotImplementedError("Exercise 07.4: ChainedCache.evict")
+        raise NotImplementedError("Exercise 07.3: ChainedCache.evict")
 
     @property
     def num_cached_blocks(self) -> int:
@@ -268,7 +236,7 @@ class Scheduler(scheduler.Scheduler):
     `host_pool` counts the blocks of host memory; it is None unless preemption is "swap".
     """
 
-    # ── 07.6 Three hits that went wrong: broken, fix it ───────────────────────────
+    # ── 07.5 Three hits that went wrong: broken, fix it ───────────────────────────
     def look_up(self, sequence: Sequence) -> MatchResult | None:
         """The cached prefix that a waiting sequence can begin with; None if there is none that
         is worth it."""
@@ -281,7 +249,7 @@ class Scheduler(scheduler.Scheduler):
         match = found[sequence]
         return match if match.num_tokens >= max(1, self.config.min_prefix_tokens) else None
 
-    # ── 07.6 Three hits that went wrong: broken, fix it ───────────────────────────
+    # ── 07.5 Three hits that went wrong: broken, fix it ───────────────────────────
     def share_full_blocks(self, sequence: Sequence) -> None:
         """Put a running sequence's full blocks into the prefix cache, and use those that it has.
 
@@ -303,6 +271,28 @@ class Scheduler(scheduler.Scheduler):
                 sequence.table_version += 1
         self.cache.lock(result.node)
         sequence.node, sequence.num_inserted = result.node, num_full
+
+
+# ── 07.6 A turn that nobody repeats: broken, fix it ───────────────────────────────
+def insert_turn(cache: RadixCache, parts: Seq[tuple[list[int], bool]], block_ids: list[int]) -> int:
+    """Cache what the next prompt can find of a turn that has ended; returns the number of dead
+    blocks.
+
+    parts: the turn's tokens in order, as pairs (token_ids, again). The next prompt begins with the
+    parts whose `again` is true, and leaves out the others, such as reasoning. A part may be empty.
+    block_ids: the turn's blocks, with one for each whole block of its tokens.
+
+    A later prompt finds a block only if it repeats all tokens up to the end of that block. So the
+    whole blocks before the first token that is left out are inserted, and no others. The turn's
+    other whole blocks are dead: no later prompt can find them.
+    """
+    kept: list[int] = []  # what the next prompt has in common with the turn
+    for tokens, again in parts:
+        if again:
+            kept += tokens
+    cache.insert(kept, block_ids)
+    size, length = cache.block_size, sum(len(tokens) for tokens, _ in parts)
+    return length // size - len(kept) // size
 
 
 class Loop(engine.Loop):
@@ -334,7 +324,7 @@ class Engine(engine.Engine):
         """Give each sequence its new token, share the block that a decode has filled, and remove
         each sequence that is finished.
 
-        `self._moved[request_id]` notes each request that got a token: `step` returns them.
+        `self._moved[request_id]` is set to each request that got a token: `step` returns them.
         `self._generated` counts the tokens. `self.scheduler.share_full_blocks(sequence)` is called
         while the sequence still has its table. If it `_finishes`, `self.scheduler.remove(sequence)`
         frees its blocks; after its last sequence, a request leaves the dict `self._requests`.
@@ -345,8 +335,8 @@ class Engine(engine.Engine):
     def _finishes(self, sequence: Sequence) -> bool:
         """Whether the newest token of a sequence is its last. If so, `finish_reason` says why:
         "stop" if the token is in its request's `stop_ids`, or if the request's `longest_stop` is
-        above 0 and `hits_stop_string` says so; otherwise "length" when the sequence has
-        `max_length` tokens, prompt included."""
+        above 0 and `hits_stop_string(sequence, self.lm.decode)`; otherwise "length" when the
+        sequence has `max_length` tokens, prompt included."""
         raise NotImplementedError("Exercise 07.7: Engine._finishes")
 
 

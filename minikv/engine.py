@@ -265,7 +265,7 @@ class Engine:
         """Give each sequence its new token, share the block that a decode has filled, and remove
         each sequence that is finished.
 
-        `self._moved[request_id]` notes each request that got a token: `step` returns them.
+        `self._moved[request_id]` is set to each request that got a token: `step` returns them.
         `self._generated` counts the tokens. `self.scheduler.share_full_blocks(sequence)` is called
         while the sequence still has its table. If it `_finishes`, `self.scheduler.remove(sequence)`
         frees its blocks; after its last sequence, a request leaves the dict `self._requests`.
@@ -288,8 +288,8 @@ class Engine:
     def _finishes(self, sequence: Sequence) -> bool:
         """Whether the newest token of a sequence is its last. If so, `finish_reason` says why:
         "stop" if the token is in its request's `stop_ids`, or if the request's `longest_stop` is
-        above 0 and `hits_stop_string` says so; otherwise "length" when the sequence has
-        `max_length` tokens, prompt included."""
+        above 0 and `hits_stop_string(sequence, self.lm.decode)`; otherwise "length" when the
+        sequence has `max_length` tokens, prompt included."""
         request = sequence.request
         if sequence.token_ids[-1] in request.stop_ids or (
             request.longest_stop > 0 and hits_stop_string(sequence, self.lm.decode)

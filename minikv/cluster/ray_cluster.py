@@ -12,6 +12,7 @@ import minikv
 
 # Bytes. What finds no room goes to the disk. Ray would take a third of the memory.
 OBJECT_STORE = 2**28
+TRIES = 3  # to start: Ray gives a node 30 seconds, which it may need on a busy machine
 
 
 def import_ray(alone: bool = False) -> Any:
@@ -19,6 +20,8 @@ def import_ray(alone: bool = False) -> Any:
     cluster of this machine only, which listens at 127.0.0.1, under a token of its own. A cluster
     that runs already has its own token: set Ray's RAY_AUTH_TOKEN to it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics
+    # A worker has a minute to start, if nobody says otherwise.
+    os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
     if alone:  # read when Ray is imported; on systems other than Linux 0 is Ray's default
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         # Each call between Ray's processes has to show this token, so no other user of this machine
@@ -51,13 +54,17 @@ def connected(ray: Any, address: str | None, num_cpus: int | None) -> Iterator[N
 
 
 def _start(ray: Any, **options: Any) -> None:
-    try:
-        ray.init(
-            "local", num_gpus=0, include_dashboard=False, object_store_memory=OBJECT_STORE,
-            _node_ip_address="127.0.0.1", **options,
-        )  # fmt: skip
-    except Exception as error:  # Ray raises many kinds, and for a node that is late just this one
-        raise RuntimeError(f"Ray does not start: {error}") from error
+    for tries_left in reversed(range(TRIES)):
+        try:
+            ray.init(
+                "local", num_gpus=0, include_dashboard=False, object_store_memory=OBJECT_STORE,
+                _node_ip_address="127.0.0.1", **options,
+            )  # fmt: skip
+            return
+        except Exception as error:  # Ray raises many kinds; for a node that is late just this one
+            ray.shutdown()
+            if not tries_left:
+                raise RuntimeError(f"Ray does not start: {error}") from error
 
 
 @contextmanager

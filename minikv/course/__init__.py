@@ -3,7 +3,7 @@
     lab, terminal, commands    what a reader calls, in a notebook or a terminal
     maker/                     for those who write the course
     grading/                   a class: marks, and assignments for nbgrader
-    reader/                    one reader: files, progress, parts, the panel, the sandbox
+    reader/                    one reader: files, progress, parts, the panel
     bench/                     what the engine costs, measured
     chapters/chNN_name/        one folder per chapter: all that only this chapter uses
     reports/                   what a result looks like

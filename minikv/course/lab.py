@@ -38,7 +38,7 @@ from minikv.course.reports.report import Report
 
 __all__ = [
     "begin", "check", "closing", "diff", "hint", "measured", "mine", "own_engine", "predict",
-    "predictions", "progress", "reset", "sandbox", "solution", "source", "watch", "why",
+    "predictions", "progress", "reset", "solution", "source", "watch", "why",
     "your_parts",
 ]  # fmt: skip
 
@@ -323,16 +323,6 @@ def _show_in_place(report: Report) -> None:
 
     clear_output(wait=True)
     display(report)
-
-
-def sandbox(**classes):
-    """Buttons over a pool, block tables and a prefix cache, and a drawing of what each one does:
-    of the engine's classes or of yours, as in `sandbox(block_table=mine("04.2"))`."""
-    from minikv.course.reader.sandbox import (
-        sandbox as opened,  # imports what draws: not in a terminal
-    )
-
-    return opened(**classes)
 
 
 def your_parts() -> parts.Parts:

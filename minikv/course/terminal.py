@@ -15,7 +15,7 @@ import minikv
 from minikv.course import lab
 from minikv.course.chapters import each
 from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import Exercise, chapter_of, chapters, find
+from minikv.course.exercises.manifest import chapter_of, chapters, find
 from minikv.course.exercises.reader_files import WorkbookError
 from minikv.course.reader import progress_file
 from minikv.course.reader.parts import run as run_parts
@@ -68,16 +68,12 @@ def home() -> str:
     total = sum(len(chapter.exercises) for chapter in chapters().values())
     return (
         f"{paint(f'{len(progress_file.passed())} of {total} exercises passed.', 'bold')} "
-        f"Next: {_named(following)}\n\n"
+        f"Next: {progress_file.what_next()}\n\n"
         + ("" if known else "  begin    notebooks/00_start_here.ipynb\n")
         + f"  read     notebooks/{following.chapter.file_name[2:-3]}.ipynb\n"
         f"  write    {file}, line {line}\n"
         f"  check    python -m minikv check {following.id}"
     )
-
-
-def _named(exercise: Exercise) -> str:
-    return f"{exercise.id} {exercise.title}, {exercise.minutes} min"
 
 
 def _show(report: Report, fresh: bool = True) -> None:
@@ -123,8 +119,8 @@ def _hint(args: argparse.Namespace) -> int:
 
 
 def _why(args: argparse.Namespace) -> int:
-    following = progress_file.to_do_next(find(args.exercise).id)
-    return _print(lab.why(args.exercise), f"Next: {_named(following)}" if following else "")
+    following = progress_file.what_next(find(args.exercise).id)
+    return _print(lab.why(args.exercise), f"Next: {following}" if following else "")
 
 
 def _progress(args: argparse.Namespace) -> int:

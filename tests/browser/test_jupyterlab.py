@@ -28,7 +28,7 @@ from waiting import PATIENCE, until
 from minikv.course.exercises.manifest import chapter_of
 
 ROOT = Path(__file__).parents[2]
-# The one whose page is opened: with a sandbox.
+# The one whose page is opened.
 CHAPTER = chapter_of("07")
 # By chapter: one with this name.
 PLAYERS = {
@@ -399,15 +399,8 @@ def test_a_hint_opens_under_the_report_and_folds_again(page, screenshots):
     cell.get_by_role("button", name="Reset", exact=True).wait_for()
 
 
-@pytest.mark.parametrize("what", ["ladder(", "sandbox("])
-def test_a_narrow_page_does_not_scroll_sideways(page, screenshots, what):
-    cells = opened()[0]
-    at = place(cells, what)
-    if what == "sandbox(":
-        cell_in_view(page, at)
-        run(page, needed(cells, at))
-        page.get_by_role("button", name="New sequence", exact=True).click()
-        page.locator(".widget-html figure").first.wait_for()
+def test_a_narrow_page_does_not_scroll_sideways(page, screenshots):
+    at = place(opened()[0], "ladder(")
     page.set_viewport_size({"width": 880, "height": 1000})
     try:
         cell_in_view(page, at)

@@ -9,8 +9,9 @@ import sys
 import threading
 from argparse import ArgumentParser, ArgumentTypeError
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -32,6 +33,7 @@ from waiting import PATIENCE, until
 from minikv import Engine, EngineConfig, SamplingParams
 from minikv.cluster.front import ATTEMPTS, CROWD, Busy, Front, RequestFailed
 from minikv.cluster.local_server import local_server
+from minikv.cluster.ray_cluster import connected
 from minikv.cluster.routing import EVERY_POLICY, ByPrefix, LeastLoaded, RoundRobin
 from minikv.cluster.simulate import Costs
 from minikv.cluster.worker import EngineWorker, Job
@@ -346,6 +348,24 @@ def test_a_worker_that_cannot_be_started_again_is_gone(tinypy, caplog):
         with pytest.raises(RequestFailed, match="no worker is left"):
             front.submit([1])
     assert "worker 0 cannot be started" in caplog.text
+
+
+@pytest.mark.parametrize("num_late", [2, 3])
+def test_ray_is_started_again_if_a_busy_machine_was_too_slow(num_late):
+    """Stands in for Ray: its first nodes are late."""
+    calls = []
+
+    def init(*_, **__):
+        calls.append("init")
+        if calls.count("init") <= num_late:
+            raise Exception("The current node timed out during startup")
+
+    ray = SimpleNamespace(init=init, shutdown=lambda: calls.append("shutdown"))
+    late = pytest.raises(RuntimeError, match="does not start: The current node timed out")
+    with late if num_late == 3 else nullcontext(), connected(ray, None, 2):
+        calls.append("used")
+    again = ["init", "shutdown"] * num_late
+    assert calls == again + ["init", "used"] * (num_late == 2) + ["shutdown"]
 
 
 def test_a_request_that_cannot_be_placed_is_not_counted(tinypy):

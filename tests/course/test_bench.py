@@ -3,15 +3,18 @@
 No test looks at a clock: what a figure is depends on the machine, that it is there does not.
 """
 
+import argparse
 import json
 import operator
 import os
 import statistics
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
 from thorough import thorough_after
 
+from minikv import Engine, EngineConfig
 from minikv.course.bench import (
     BENCHMARKS,
     ON_A_GPU,
@@ -20,11 +23,15 @@ from minikv.course.bench import (
     ladder,
     paging,
     scheduler,
+    server,
     tiers,
 )
 from minikv.course.commands import main
 from minikv.course.measure.running_table import RunningTable
 from minikv.course.measure.workload import Length
+from minikv.serving import EngineLoop
+from minikv.serving.app import make_app
+from minikv.serving.server import served
 
 SMALL = {
     "ladder": "",
@@ -103,6 +110,24 @@ def test_prints_a_table_and_writes_json(name, small, tmp_path, capsys):
         compare = {">=": operator.ge, "<=": operator.le, "<": operator.lt}[goal["sign"]]
         assert row["met"] == compare(figure, goal["bound"])
     assert printed.count(": met") + printed.count(": missed") == len(judged)
+
+
+def test_a_server_has_room_for_what_one_client_asks(lm, monkeypatch):
+    """Also where `--tokens` is less. A peer refuses what is longer than it was told."""
+
+    @contextmanager
+    def strict(lengths):
+        config = EngineConfig(num_blocks=max(lengths), block_size=1, attention="torch")
+        with EngineLoop(Engine(lm, config)) as loop, served(make_app(loop, "peer")) as address:
+            yield address
+
+    monkeypatch.setattr(server, "their_server", strict)
+    arguments = "--clients 1 --prompt 8 --tokens 4 --repeats 1 --peer llama.cpp"
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int)
+    server.add_arguments(parser)
+    rows = server.run(parser.parse_args(arguments.split())).rows
+    assert [row["errors"] for row in rows if "errors" in row] == [0, 0]
 
 
 def _is_spread(cell) -> bool:

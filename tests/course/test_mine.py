@@ -234,15 +234,15 @@ def test_a_run_names_the_kernels_that_it_started(exercises):
 
 @pytest.mark.thorough
 def test_in_a_notebook_your_parts_are_those_up_to_its_chapter(exercises, tmp_path, monkeypatch):
-    solve(exercises, "04.1", "06.6", "05.3")
+    solve(exercises, "04.1", "07.8", "05.3")
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "05_copy_on_write.ipynb"))
     said = repr(lab.your_parts())
     assert "04.1" in said and "05.3" in said
-    assert "06.6" not in said and "02, 03" in said and "03, 06" not in said
+    assert "07.8" not in said and "02, 03" in said and "03, 06" not in said
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "03_kv_memory.ipynb"))
     assert "No part of yours" in repr(lab.your_parts())
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "notes.ipynb"))
-    assert "06.6 before_the_race: yours; no model calls it" in repr(lab.your_parts())
+    assert "07.8 guess_prompt: yours; no model calls it" in repr(lab.your_parts())
 
 
 @pytest.mark.thorough

@@ -430,6 +430,15 @@ def test_a_prompt_that_is_cached_to_its_end_computes_at_least_a_token():
     bench.drain()
 
 
+def test_every_sample_locks_what_it_shares():
+    bench = SchedulerBench(small(), cache=True)
+    bench.add(8, n=3)
+    bench.step()
+    [node] = {sequence.node for sequence in bench.scheduler.running}
+    assert len(bench.scheduler.running) == node.lock_count == 3
+    bench.drain()
+
+
 def test_seconds_of_the_host_are_those_outside_the_model(llama, monkeypatch):
     """By a clock that goes on only in the scheduler, 1 s a plan, and in the sampler, 10 s."""
 

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> BenchTable:
     lm = minikv.load("tinypy")
-    lengths = [args.prompt + args.tokens] * args.clients
+    lengths = [args.prompt + max(args.tokens, SHORT)] * args.clients
     params = minikv.SamplingParams(max_tokens=args.tokens, ignore_eos=True)
     turns = [
         random_prompts(lm, [args.prompt] * args.clients, seed) for seed in range(args.repeats + 1)

@@ -13,7 +13,7 @@ from selectors import EVENT_READ, DefaultSelector
 from time import monotonic
 from typing import Any
 
-HEAD = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 WELL, END = b"HTTP/1.1 200 ", b"\r\n0\r\n\r\n"  # of a chunked body
 
 

@@ -49,7 +49,7 @@ class Overview:
     def __init__(self) -> None:
         self.entries = progress_file.entries()
         self.changed = progress_file.changed()
-        self.next = progress_file.to_do_next()
+        self.next, self.what_next = progress_file.to_do_next(), progress_file.what_next()
         self.route = routes.chosen()
 
     def _entry(self, exercise: Exercise) -> progress_file.Entry:
@@ -100,9 +100,7 @@ class Overview:
     def plain_headline(self) -> str:
         """The same of all exercises, whatever the route."""
         if self.next is not None:
-            return (
-                f"{self.count()}. Next: {self.next.id} {self.next.title}, {self.next.minutes} min"
-            )
+            return f"{self.count()}. Next: {self.what_next}"
         waiting = [c.cannot_run for c in chapters().values() if c.cannot_run]
         return f"{self.count()}. " + ("; ".join(waiting) if waiting else "Nothing is left to do.")
 

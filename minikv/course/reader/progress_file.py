@@ -118,8 +118,17 @@ def note(report: Report, alone: bool = True) -> None:
         report.tries = kept.tries
         report.minutes = ((kept.passed or now) - (kept.first or now)) / 60
         save(report.exercise, kept)
-    following = to_do_next(report.exercise)
-    report.following = following.id if following else None
+    report.following = what_next(report.exercise)
+
+
+def what_next(after: str | None = None) -> str | None:
+    """What the reader does next, in words: at the end of a route its last command, else the
+    exercise that `to_do_next` names."""
+    route = routes.chosen()
+    if route is not None and route.ends and route.exercises <= passed():
+        return f"{route.ends}, the end of the {route.name} route"
+    exercise = to_do_next(after)
+    return f"{exercise.id} {exercise.title}, {exercise.minutes} min" if exercise else None
 
 
 def to_do_next(after: str | None = None) -> Exercise | None:

@@ -46,6 +46,7 @@ class Route:
     hours: int
     about: str
     legs: dict[str, Leg]  # by chapter
+    ends: str | None = None  # what to run when all its exercises are passed
 
     @property
     def exercises(self) -> set[str]:
@@ -66,7 +67,7 @@ def routes() -> dict[str, Route]:
     found = {}
     for name, kept in tomllib.loads(text).items():
         legs = {number: Leg(**leg) for number, leg in kept.items() if number.isdigit()}
-        found[name] = Route(name, kept["hours"], kept["about"], legs)
+        found[name] = Route(name, kept["hours"], kept["about"], legs, kept.get("ends"))
     return found
 
 

@@ -41,7 +41,7 @@ class Report(Result):
     saved: float | None = None  # when the file was saved, in seconds since 1970
     unchanged: bool = False  # it has not been saved since the check before this one
     used_below: bool = False  # by cells of the open notebook, which ran on the reference
-    following: str | None = None  # the exercise to do next
+    following: str | None = None  # what to do next, in words
     in_terminal: bool = False
     show_trace: bool = False
     # Shows this report in JupyterLab, with buttons; elsewhere None.
@@ -98,10 +98,7 @@ class Report(Result):
         return "Next: " + " · ".join([*steps, *self._following()])
 
     def _following(self) -> list[str]:
-        if self.following is None:
-            return []
-        exercise = find(self.following)
-        return [f"{exercise.id} {exercise.title}, {exercise.minutes} min"]
+        return [self.following] if self.following else []
 
     def rows(self) -> list[Row]:
         rows: list[Row] = []

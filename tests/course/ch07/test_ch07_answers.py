@@ -1,4 +1,4 @@
-"""Chapter 07's cache without a tree: it does what the tree does."""
+"""Chapter 07's cache without a tree does what the tree does; what is kept of a turn; the finale."""
 
 import random
 from collections import Counter
@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minikv import BlockPool, RadixCache, SamplingParams
-from minikv.course.chapters.ch07_radix_prefix_cache.answers import ChainedCache
+from minikv.course.chapters.ch07_radix_prefix_cache.answers import ChainedCache, insert_turn
+from minikv.course.chapters.ch07_radix_prefix_cache.append_only import agents, insert_all, two_turns
+from minikv.course.chapters.ch07_radix_prefix_cache.four_requests import FourRequests
+from minikv.course.exercises.skeletons import broken
 from minikv.testing import LoggingPool
 
 MET = Counter()
@@ -98,3 +101,30 @@ def test_the_engine_runs_on_it(llama, preemption):
     assert engine.stats().hit_tokens > 0 and engine.stats().preemptions > 0
     engine.cache.evict(14)
     assert engine.pool.num_free == 14
+
+
+# ── Append-only prompts ───────────────────────────────────────────────────────
+
+
+def test_the_next_turn_finds_what_stands_before_the_reasoning(lm):
+    dead, found, tokens, expected = two_turns(lm, insert_turn)
+    assert (dead, found) == (6, 12) and tokens == expected
+    _, found, tokens, expected = two_turns(lm, insert_all)
+    assert found == 12 and tokens == expected  # what is dead is never found
+    _, found, tokens, expected = two_turns(lm, broken("07.6"))
+    assert found > 12 and tokens != expected
+
+
+def test_dead_blocks_push_out_what_would_be_found():
+    small, large = 1200, 4000
+    assert agents(insert_turn, small).computed < agents(insert_all, small).computed
+    assert agents(insert_turn, large).computed == agents(insert_all, large).computed
+    longer = agents(insert_all, large, append_only=True)
+    assert longer.prompt_tokens > agents(insert_all, large).prompt_tokens
+    assert longer.computed < agents(insert_all, large).computed / 4
+
+
+def test_the_finale_finds_nothing_cold_and_the_prefix_warm(lm, exercises):
+    [_, (_, alone, *_), *rows] = FourRequests(lm).rows()
+    assert [row[2] for row in rows] == ["0 of 1,945", "0 of 1,945", "1,920 of 1,945"]
+    assert [row[1] for row in rows] == ["2,005", "2,005", "85"] and alone == "2,005"

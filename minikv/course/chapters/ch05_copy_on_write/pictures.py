@@ -23,9 +23,9 @@ def share_saved(shared: Held, copied: Held, num_new: int) -> Picture:
         left.plot(samples, [held[lengths[-1], n] for n in samples], line, color=color, label=label)
     left.legend(frameon=False, title=f"a prompt of {lengths[-1]} tokens")
     left.set_ylabel("blocks held")
-    for mark, color, length in zip("^Dv", (1, 5, 4), lengths, strict=True):
+    for mark, hue, length in zip("^Dv", (1, 5, 4), lengths, strict=True):
         share = [100 * (1 - shared[length, n] / copied[length, n]) for n in samples]
-        right.plot(samples, share, f"{mark}-", color=PALETTE[color])
+        right.plot(samples, share, f"{mark}-", color=PALETTE[hue])
         right.text(samples[-1] + 0.5, share[-1], f"a prompt of {length}", va="center", fontsize=9)
     right.set(ylabel="saved (% of the blocks copied)", ylim=(-3, 100))
     for axes, end in ((left, samples[-1] + 0.5), (right, samples[-1] + 7)):

@@ -1,4 +1,4 @@
-"""Chapter 07: a trie of blocks, a cache that finds blocks by chained hashes, and an attack."""
+"""Chapter 07: a cache that finds blocks by chained hashes, what to keep of a turn, an attack."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -6,42 +6,13 @@ from collections.abc import Sequence as Seq
 from hashlib import sha256
 
 from minikv.blocks import BlockPool
-from minikv.radix import InsertResult, Key, MatchResult
+from minikv.radix import InsertResult, Key, MatchResult, RadixCache
 
 
 def keys_of(token_ids: Seq[int], block_size: int) -> list[Key]:
     """The tokens of each whole block, in order; a rest of less than a block is left out."""
     whole = len(token_ids) // block_size * block_size
     return [tuple(token_ids[i : i + block_size]) for i in range(0, whole, block_size)]
-
-
-class BlockTrie:
-    """Prompts, one node per block. Two prompts share nodes as far as they agree.
-
-    A node is what its parent's dictionary has under the block's tokens: the physical block
-    that holds their K and V, and the dictionary of the nodes that follow it.
-    """
-
-    def __init__(self, block_size: int):
-        self.block_size = block_size
-        self.root: dict[Key, tuple[int, dict]] = {}
-
-    def insert(self, token_ids: Seq[int], block_ids: Seq[int]) -> None:
-        """Remember a prompt's whole blocks. Where it is known already, the old block stays."""
-        children = self.root
-        for key, block_id in zip(keys_of(token_ids, self.block_size), block_ids, strict=False):
-            _, children = children.setdefault(key, (block_id, {}))
-
-    def match(self, token_ids: Seq[int]) -> list[int]:
-        """The blocks of the longest beginning of `token_ids`, in whole blocks, that this one has
-        in common with any prompt inserted so far."""
-        children, block_ids = self.root, []
-        for key in keys_of(token_ids, self.block_size):
-            if key not in children:
-                break
-            block_id, children = children[key]
-            block_ids.append(block_id)
-        return block_ids
 
 
 def chained_hashes(token_ids: Seq[int], block_size: int, salt: Hashable = None) -> list[Hashable]:
@@ -154,6 +125,28 @@ class ChainedCache:
             raise AssertionError("chained cache: a block has two names")
         if not all(self.pool.ref_count(block_id) for block_id in self.blocks.values()):
             raise AssertionError("chained cache: a cached block is free")
+
+
+def insert_turn(cache: RadixCache, parts: Seq[tuple[list[int], bool]], block_ids: list[int]) -> int:
+    """Cache what the next prompt can find of a turn that has ended; returns the number of dead
+    blocks.
+
+    parts: the turn's tokens in order, as pairs (token_ids, again). The next prompt begins with the
+    parts whose `again` is true, and leaves out the others, such as reasoning. A part may be empty.
+    block_ids: the turn's blocks, with one for each whole block of its tokens.
+
+    A later prompt finds a block only if it repeats all tokens up to the end of that block. So the
+    whole blocks before the first token that is left out are inserted, and no others. The turn's
+    other whole blocks are dead: no later prompt can find them.
+    """
+    kept: list[int] = []  # what the next prompt has in common with the turn
+    for tokens, again in parts:
+        if tokens and not again:
+            break
+        kept += tokens
+    cache.insert(kept, block_ids)
+    size, length = cache.block_size, sum(len(tokens) for tokens, _ in parts)
+    return length // size - len(kept) // size
 
 
 def guess_prompt(

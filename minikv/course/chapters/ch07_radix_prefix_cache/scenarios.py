@@ -1,4 +1,4 @@
-"""Chapter 07 as programs: a trie, the radix tree, chained hashes, locks, hits in the engine."""
+"""Chapter 07 as programs: the radix tree, chained hashes, locks, hits in the engine, turns."""
 
 import inspect
 import random
@@ -7,11 +7,13 @@ import struct
 from contextlib import suppress
 from functools import cache, partial
 from itertools import combinations
+from string import ascii_letters
 from typing import Any
 
 import minikv
 from minikv.course.chapters.ch04_paged_blocks import together
-from minikv.course.judge.checking import runs_model, tinypy, witness
+from minikv.course.chapters.ch07_radix_prefix_cache.append_only import two_turns
+from minikv.course.judge.checking import Wrong, check, runs_model, tinypy, witness
 from minikv.course.judge.programs import LINES_ABOVE
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.course.reader.mine import Parts
@@ -63,81 +65,7 @@ def called(names: dict[int, str], block_ids) -> list | str:
     return [names.get(block_id, f"block {block_id}") for block_id in block_ids]
 
 
-# ── 07.1 A tree that only knows whole prompts ─────────────────────────────────
-
-
-def trie(mine, program, log: Log) -> None:
-    """Steps: +ABC is stored, ?AB is asked for."""
-    size, steps = program
-    names: dict[int, str] = {}
-    one, results = mine.BlockTrie(size), []
-    free = random.Random(size).sample(range(200), 200)  # in any order
-    log(f"blocks of {size}")
-    for step in steps.split():
-        word, token_ids = step[1:], tokens_of(step[1:], size)
-        if step[0] == "+":
-            blocks = [free.pop() for _ in word]
-            for block_id, name in zip(blocks, beginnings(word), strict=True):
-                known = name in names.values()
-                names[block_id] = f"the second {name}" if known else name
-            one.insert(token_ids, blocks)
-            log(f"{word} is stored")
-        else:
-            found = log.call(f"match of {word}", one.match, token_ids, see=False)
-            results.append((f"what the match of {word} had returned:", found))
-            log(f"match of {word}", {"finds": called(names, found)})
-    log("at the end", {name: called(names, found) for name, found in results})
-
-
-def asked(*programs: str) -> list[tuple]:
-    return [(size, steps) for steps in programs for size in SIZES]
-
-
-def random_prompts(seed: int) -> str:
-    draw = random.Random(seed)
-    words = ["".join(draw.choices("AAB", k=draw.randint(1, 5))) for _ in range(8)]
-    return " ".join(f"{draw.choice('+?')}{word}" for word in words) + f" ?{words[0]} ?{words[0]}+"
-
-
-QUESTIONS = " ".join(f"?SYS{letter * 2} +SYS{letter * 2}" for letter in "abcdefghij")
-
-scenario(
-    "07.1",
-    trie,
-    Group(
-        "the same prompt again",
-        asked("+ABC ?ABC", "+ABC +DE ?DE+", "+ABC ?ABC ?ABC", "?ABC +ABC ?ABC", "+A ?A"),
-        look="what does `match` return, and when?",
-    ),
-    Group(
-        "a chat that grows",
-        asked("+AB ?ABCD", "+AB +ABCD ?ABCDEF+", "+AB ?ABC +ABC ?ABCD +ABCD ?ABCDE ?AB"),
-        look="what does `match` return, and when?",
-    ),
-    Group(
-        "one system prompt, many questions",
-        asked("+SYa +SYb ?SYc", "+SYSaa ?SYSbb", QUESTIONS),
-        look="what has been found when the walk stops?",
-    ),
-    Group(
-        "a prompt that ends where others go on",
-        asked("+ABCD ?AB", "+ABC +ABD ?AB+", "+ABC +ABD +ABE ?AB ?A+", "+ABC ?+"),
-        look="where does the walk stop, and what has it found?",
-    ),
-    Group(
-        "a block counts only after the same beginning",
-        asked("+ABC ?AXBC", "+ABC +BCD ?CD", "+ABC +B ?XB", "+aBC ?bBC ?ABC ?aB"),
-        look="where does the walk have to stop?",
-    ),
-    Group(
-        "any prompts, any block size",
-        [(SIZES[seed % 4], random_prompts(seed)) for seed in range(120)],
-        look="what does `match` return, and when?",
-    ),
-)
-
-
-# ── 07.2, 07.3, 07.5 The radix tree; 07.4 the cache without one ───────────────
+# ── 07.1, 07.2, 07.4 The radix tree; 07.3 the cache without one ───────────────
 
 # A program is (block size, prompts that are there already, steps, what is looked at). Steps:
 #     insert ABC     by a request that ends then      insert ABC:x     of salt x
@@ -420,7 +348,7 @@ DEEP = Group(
 radix = partial(steps_on, "RadixCache")
 
 scenario(
-    "07.2",
+    "07.1",
     radix,
     after(
         "a prompt that is one node", "result node",
@@ -475,7 +403,7 @@ scenario(
 )  # fmt: skip
 
 scenario(
-    "07.3",
+    "07.2",
     radix,
     after(
         "a new prompt: the tree holds its blocks", ALL,
@@ -549,7 +477,7 @@ scenario(
 )  # fmt: skip
 
 scenario(
-    "07.5",
+    "07.4",
     radix,
     after(
         "what a request uses stays", "result",
@@ -587,7 +515,7 @@ scenario(
 )  # fmt: skip
 
 
-# ── 07.4 Chained hashes ───────────────────────────────────────────────────────
+# ── 07.3 Chained hashes ───────────────────────────────────────────────────────
 
 # A program is (block size, prompts as "ABC" or "ABC:x"): its names are called by the first block
 # that has them.
@@ -641,7 +569,7 @@ BIG = 2**61 - 1  # hash(BIG) == hash(0)
 SALTED = [f":{key}" if key else "" for key in reversed(SALTS)]
 
 scenario(
-    "07.4",
+    "07.3",
     names,
     Group(
         "a name for each whole block",
@@ -663,7 +591,7 @@ scenario(
 )  # fmt: skip
 
 scenario(
-    "07.4",
+    "07.3",
     pairs,
     Group(
         "no two beginnings share a name",
@@ -677,7 +605,7 @@ scenario(
 FOUND = "result counts sound later"
 
 scenario(
-    "07.4",
+    "07.3",
     partial(steps_on, "ChainedCache"),
     after(
         "insert: new blocks are held, known ones stay", FOUND,
@@ -898,9 +826,9 @@ PROMPTS = (
     "add q24 2; step; finish; add s24 2; step; finish; add q24 9; step 4; finish; evict 128",
 )
 for exercise, part, look in (
-    ("07.2", "RadixCache", "which blocks does the hit name?"),
-    ("07.3", "RadixCache", "which blocks are in the tree?"),
-    ("07.4", "ChainedCache", "which blocks have which names?"),
+    ("07.1", "RadixCache", "which blocks does the hit name?"),
+    ("07.2", "RadixCache", "which blocks are in the tree?"),
+    ("07.3", "ChainedCache", "which blocks have which names?"),
 ):
     scenario(
         exercise,
@@ -909,7 +837,7 @@ for exercise, part, look in (
     )
 
 scenario(
-    "07.5",
+    "07.4",
     partial(serve, lambda mine: {"prefix_cache": mine.RadixCache}),
     Group(
         "tinypy: later requests find what is in use",
@@ -920,7 +848,7 @@ scenario(
 )  # fmt: skip
 
 
-# ── 07.6 Three hits that went wrong ───────────────────────────────────────────
+# ── 07.5 Three hits that went wrong ───────────────────────────────────────────
 
 
 def scheduler_of(mine) -> dict:
@@ -930,7 +858,7 @@ def scheduler_of(mine) -> dict:
 LOOKUP = "`look_up`: what it asks the cache for, and when"
 
 scenario(
-    "07.6",
+    "07.5",
     partial(serve, scheduler_of),
     Group(
         "two equal prompts in one step",
@@ -948,7 +876,7 @@ scenario(
 )
 
 scenario(
-    "07.6",
+    "07.5",
     partial(serve, scheduler_of),
     Group(
         "a prompt that is cached to its last token",
@@ -985,6 +913,99 @@ scenario(
         look=LOOKUP,
     ),
 )  # fmt: skip
+
+
+# ── 07.6 A turn that nobody repeats ───────────────────────────────────────────
+
+# A program is (block size, a turn, a letter per token). In parentheses is what the next prompt
+# leaves out.
+
+
+def turn_ends(mine, program, log: Log) -> None:
+    size, turn = program
+    parts = [(word.strip("()"), not word.startswith("(")) for word in turn.split()]
+    text = "".join(word for word, _ in parts)
+    pool = LoggingPool(64)
+    cache, table = minikv.RadixCache(pool, size), minikv.BlockTable(pool, size)
+    table.grow(len(text))
+    held = {one: text[i * size : (i + 1) * size] for i, one in enumerate(table.block_ids)}
+    given = [(list(map(ord, word)), again) for word, again in parts]
+    log(f"blocks of {size}")
+    told = f"the turn is {turn}"
+    arguments = cache, given, list(table.block_ids)
+    dead = log.call(told, mine.insert_turn, *arguments, see=False)
+    later = "".join(word for word, again in parts if again)
+    hit = cache.match(list(map(ord, later + "?" * size)))
+    found = [held.get(block_id, "nothing of it") for block_id in hit.block_ids]
+    text = f"{told}, the next prompt {later}?…"
+    log(text, {"it finds blocks that hold": found})
+    log(text, {"dead blocks:": dead, "blocks in the cache:": cache.num_cached_blocks})
+    changed = given != [(list(map(ord, word)), again) for word, again in parts]
+    log(text, {"what was handed in has changed:": changed})
+    table.release()
+    log("the turn's own table is released", {"free blocks:": pool.num_free})
+
+
+def any_turns() -> list[tuple]:
+    draw, programs = random.Random(6), []
+    for seed in range(80):
+        letters, words = iter(ascii_letters), []
+        for _ in range(draw.randint(1, 5)):
+            word = "".join(next(letters) for _ in range(draw.randint(1, 8)))
+            words.append(draw.choice([word, word, f"({word})", "()"]))
+        programs.append((SIZES[seed % 4], " ".join(words)))
+    return programs
+
+
+AGREE = "up to which token do the turn and the next prompt agree?"
+
+scenario(
+    "07.6",
+    turn_ends,
+    Group(
+        "nothing is left out: everything can be found",
+        [(4, "abcdefgh"), (4, "abcdef ghij"), (3, "abcd () efgh"), (4, "abcd () efgh ()")],
+        look="which parts come before the first token that is left out?",
+    ),
+    Group(
+        "reasoning at the end",
+        [(4, "abcdefgh (rrrr)"), (4, "abcdef (rrrrrr)"), (3, "abcd ef (rrrrr)"), (1, "ab (rr)")],
+        look=AGREE,
+    ),
+    Group(
+        "an answer behind the reasoning",
+        [(4, "abcd (rrrr) efgh"), (4, "abcdef (rrrr) ghijkl"), (3, "abcd (rr) efghijk"),
+         (4, "abcdef (rr) ghij"), (1, "ab (r) cd")],
+        look="what lies in the blocks that `insert` takes for the answer?",
+    ),
+    Group(
+        "several pieces of reasoning",
+        [(4, "abcd (rrrr) efgh (ssss) ijkl"), (3, "abcd (r) ef (sssss) ghi"),
+         (4, "abcd () ef (rr) gh")],
+        look=AGREE,
+    ),
+    Group(
+        "it begins with what is left out", [(4, "(rrrr) abcdefgh"), (4, "(rr) abcd")], look=AGREE
+    ),
+    Group("any turns", any_turns(), look=LINES_ABOVE),
+)  # fmt: skip
+
+
+@check(
+    "07.6",
+    "tinypy: the next turn has the oracle's tokens",
+    cause="the next turn reads keys and values of other tokens",
+    look=LINES_ABOVE,
+)
+def _(mine):
+    _, found, tokens, expected = two_turns(tinypy(), mine.insert_turn)
+    witness(tokens)
+    if tokens != expected:
+        lm = tinypy()
+        raise Wrong(
+            f"{found} tokens found, and it continues with {lm.decode(tokens)!r}, expected "
+            f"{lm.decode(expected)!r}"
+        )
 
 
 # ── 07.7 The step of your engine ──────────────────────────────────────────────
@@ -1237,13 +1258,13 @@ def busy(kind: type = minikv.Engine, loop: type = Loop, **parts) -> str:
     )
 
 
-@runs_model("07.2", "07.3", "07.5", "07.6")
+@runs_model("07.1", "07.2", "07.4", "07.5")
 def _(mine, lm: minikv.LanguageModel) -> str:
     """On a radix tree and a scheduler of which some is the reader's."""
     return f"{busy(prefix_cache=mine.RadixCache, scheduler=mine.Scheduler)}."
 
 
-@runs_model("07.4")
+@runs_model("07.3")
 def _(mine, lm: minikv.LanguageModel) -> str:
     """The same without a tree."""
     return f"{busy(prefix_cache=mine.ChainedCache)}, on your chained hashes."
