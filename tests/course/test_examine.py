@@ -65,6 +65,13 @@ def test_a_right_solution_passes_and_is_remembered(exercises):
     assert "why it works" in repr(lab.why("04.1")), "what was passed once stays open"
 
 
+def test_a_readers_engine_runs_on_parts_whose_files_it_cannot_read(exercises):
+    exercise = find("07.7")
+    (exercises / exercise.chapter.file_name).write_text(right(exercise))
+    report = lab.check("07.7")
+    assert report.passed and report.model.startswith("tinypy ran on your engine"), report.text()
+
+
 def test_an_endless_loop_is_stopped_where_it_is(exercises, monkeypatch):
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "2")
     write(exercises, "n = 0\nwhile True:\n    n += 1")
