@@ -20,6 +20,7 @@ def two_turns(
     that the second found, its 12 new tokens, the oracle's)."""
     config = minikv.EngineConfig(num_blocks=64, block_size=4, min_prefix_tokens=0)
     engine = minikv.Engine(lm, config)
+    assert engine.cache is not None  # the default
     prompt = lm.encode("class Stack:\n    def push(self, item):\n")
     turn = Request(-1, prompt, minikv.SamplingParams()).sequences[0]
     turn.table = minikv.BlockTable(engine.pool, config.block_size)

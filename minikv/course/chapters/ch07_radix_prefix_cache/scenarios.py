@@ -16,6 +16,7 @@ from minikv.course.chapters.ch07_radix_prefix_cache.append_only import two_turns
 from minikv.course.judge.checking import Wrong, check, runs_model, tinypy, witness
 from minikv.course.judge.programs import LINES_ABOVE
 from minikv.course.judge.scenarios import Group, Log, scenario
+from minikv.course.reader.mine import Parts
 from minikv.engine import Loop
 from minikv.radix import Node
 from minikv.testing import LoggingPool
@@ -1275,19 +1276,20 @@ def _(mine, lm: minikv.LanguageModel) -> str:
 
 @runs_model("07.7")
 def _(mine, lm: minikv.LanguageModel) -> str:
-    """The reader's engine and its loop. On the reader's other parts it runs in `own_engine`, and
-    for `parts`: where a check runs, no other solution of the reader's can be read."""
-    in_place = together.parts_in_place()
-    served = busy(mine.Engine, mine.Loop, **in_place)
-    engine = mine.Engine(lm, **in_place)
-    engine.loop = mine.Loop()
-    params = minikv.SamplingParams(max_tokens=together.TEXT_TOKENS, ignore_eos=True)
-    [output] = engine.generate(together.TEXT, params)
+    """The reader's engine, on all parts of chapters 04 to 07 that are passed."""
+    parts = Parts({"07"})
+    with parts.installed():
+        in_place = together.parts_in_place()
+        served = busy(mine.Engine, mine.Loop, **in_place)
+        engine = mine.Engine(lm, **in_place)
+        engine.loop = mine.Loop()
+        params = minikv.SamplingParams(max_tokens=together.TEXT_TOKENS, ignore_eos=True)
+        [output] = engine.generate(together.TEXT, params)
     witness(output.token_ids)
     if output.token_ids != lm.generate_naively(output.prompt_ids, params.max_tokens):
         raise AssertionError(f"{output.text!r} is not what the oracle writes")
     line = output.text.splitlines()[0]
     return (
-        f"tinypy ran on your engine: {served}. "
+        f"tinypy ran on your engine ({parts.whose_engine(together.PARTS)}): {served}. "
         f"After {together.TEXT.splitlines()[-1].strip()!r} it writes {line!r}."
     )
