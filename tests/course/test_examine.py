@@ -65,6 +65,15 @@ def test_a_right_solution_passes_and_is_remembered(exercises):
     assert "why it works" in repr(lab.why("04.1")), "what was passed once stays open"
 
 
+def test_the_readers_engine_runs_on_other_parts_that_are_passed(exercises):
+    """A player reads these files, and none with the answers of chapter 07."""
+    for exercise in (ONE, find("07.7")):
+        (exercises / exercise.chapter.file_name).write_text(right(exercise))
+        report = lab.check(exercise.id)
+        assert report.passed, report.text()
+    assert report.model and "yours are BlockPool (04.1)" in report.model, report.model
+
+
 def test_an_endless_loop_is_stopped_where_it_is(exercises, monkeypatch):
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "2")
     write(exercises, "n = 0\nwhile True:\n    n += 1")

@@ -309,9 +309,9 @@ def borrow(chapter: Chapter, module: ModuleType, kept: set[str]) -> list[Swap]:
     Returns what was done, for `give_back`.
     """
     swaps: list[Swap] = []
-    for path, target in targets(chapter).items():
+    for path, id_ in chapter.places.items():
         name = path.partition(".")[0]
-        if target.exercise not in kept:
+        if id_ not in kept:
             continue
         reference, mine = holder_of(chapter, path), getattr(module, name)
         for holder in list(sys.modules.values()):

@@ -5,8 +5,8 @@ and memory, counted over everything that the code has started, and the size of f
 Linux has them, three fences around a player, each of which the others complete:
 
     namespaces  (`namespaces`)      it sees no other process and no network; its files are private
-    Landlock    (here)              it reads what programs are made of, and writes to its scratch
-                                    folder only; no TCP, no signals
+    Landlock    (here)              it reads what programs are made of and the folder of exercises,
+                                    and writes to its scratch folder only; no TCP, no signals
     a filter    (`refused_calls`)   no sockets, no changes of modes, times, or others' limits
 
 `reach` says what the fences of this machine leave open. A process that leaves its group is found
@@ -26,6 +26,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from minikv.course.exercises import reader_files
 from minikv.course.judge import namespaces, refused_calls
 
 MEMORY_LIMIT = 4 << 30  # bytes, of a check's processes together
@@ -70,7 +71,8 @@ def stand_apart() -> bool:
 
 def confine(scratch: str, apart: bool = False, unread: set[Path] | None = None) -> None:
     """Limit this process, and all that it starts, as far as the system can. `apart`: the process
-    above stands apart. `unread`: it reads programs and packages only, and these files not."""
+    above stands apart. `unread`: it reads programs, packages and the folder of exercises only, and
+    these files not."""
     tempfile.tempdir = os.environ["TMPDIR"] = scratch
     os.environ["TRITON_CACHE_DIR"] = str(Path(scratch, "triton"))
     with suppress(ImportError, OSError, ValueError):
@@ -168,11 +170,13 @@ def _landlock(scratch: Path, unread: set[Path] | None) -> None:
 
 
 def _readable(unread: set[Path]) -> Iterator[tuple[str, int]]:
-    """What a program needs of the machine, Python and the course, and how it may be read. A rule
-    holds for all that is below a folder, so around what is `unread` each file has a rule."""
+    """What a program needs of the machine, Python and the course, and how it may be read; and the
+    reader's own files, because an engine may run on their other parts. A rule holds for all that
+    is below a folder, so around what is `unread` each file has a rule."""
     packages = [file for name in ("minikv", "minikv_kernels") if (file := _folder_of(name))]
     around = {str(folder) for path in unread for folder in path.parents}
-    places, seen = [*SYSTEM, sys.prefix, sys.base_prefix, *packages], set(map(str, unread))
+    places = [*SYSTEM, sys.prefix, sys.base_prefix, *packages, str(reader_files.folder())]
+    seen = set(map(str, unread))
     while places:
         place = os.path.realpath(places.pop())
         if place in seen:

@@ -26,7 +26,7 @@ from minikv.course.exercises.manifest import (
     chapters,
     find,
 )
-from minikv.course.exercises.skeletons import reference, targets
+from minikv.course.exercises.skeletons import reference, reference_part
 from minikv.course.reader import progress_file
 from minikv.course.reports import markup
 
@@ -135,7 +135,8 @@ class Parts:
             numbers = numbers | {number for number in engine if number < max(numbers)}
         self.chapters = [chapters()[number] for number in sorted(numbers)]
         for chapter in self.chapters:  # all, before any of the reference is swapped
-            targets(chapter)
+            for path in chapter.places:
+                reference_part(chapter, path)
         try:
             for chapter in self.chapters:
                 self._load(chapter)
