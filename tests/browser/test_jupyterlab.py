@@ -236,7 +236,7 @@ def address(course, tmp_path_factory):
             """Where it answers, from the file that it writes when it begins."""
             assert server.poll() is None, "JupyterLab ended by itself"
             with suppress(OSError, ValueError):
-                [told] = home.glob("jpserver-*.json")
+                [told] = home.rglob("jpserver-*.json")
                 here = f"http://127.0.0.1:{json.loads(told.read_text())['port']}"
                 with urlopen(f"{here}/api?token={token}", timeout=PATIENCE):
                     return here

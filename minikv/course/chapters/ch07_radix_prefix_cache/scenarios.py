@@ -196,9 +196,9 @@ class Steps:
         if keep:
             self.held[prompt] = held[-keep:]
 
-    def match(self, prompt: str, text: str = "match of"):
+    def match(self, prompt: str):
         token_ids, more, words = self.asked(prompt)
-        text = f"{text} {words}"
+        text = f"match of {words}"
         result = self.call(text, self.cache.match, token_ids, *more)
         self.result(text, result, "finds", "num_tokens", {})
         return result and result.node
@@ -216,14 +216,14 @@ class Steps:
             self.log(text, {"blocks from the root to the end of its node:": path})
 
     def lock(self, prompt: str) -> None:
-        node = self.match(prompt, "lock of")
+        node = self.match(prompt)
         self.nodes.setdefault(prompt, []).append(node)
         self.call(f"lock of {self.asked(prompt)[2]}", self.cache.lock, node)
 
     def unlock(self, prompt: str) -> None:
         locked = self.nodes.get(prompt)
         text = f"unlock of {self.asked(prompt)[2]}"
-        node, see = (locked.pop(), False) if locked else (self.match(prompt, "unlock of"), True)
+        node, see = (locked.pop(), False) if locked else (self.match(prompt), True)
         self.call(text, self.cache.unlock, node, see=see)
 
     def evict(self, count: str) -> None:
@@ -735,15 +735,19 @@ class Serving:
 
     def step(self, count: str = "1") -> None:
         text = "a step" if count == "1" else f"{count} steps"
-        for left in range(int(count), 0, -1):
-            self.log.call(text, self.run, see=False)
-            if self.log.events[-1].error is not None:
-                return
-            if left == 1:
-                sampler: Any = inspect.unwrap(self.engine.runner.sampler)
-                self.log(text, self.tables() | {"logits": sampler.logits})
-            if not self.held:
-                self.log.call(text, self.engine.check, see=False)
+        self.log.call(text, self.run_for, int(count), see=False)
+        if self.log.events[-1].error is not None:
+            return
+        sampler: Any = inspect.unwrap(self.engine.runner.sampler)
+        self.log(text, self.tables() | {"logits": sampler.logits})
+        if not self.held:
+            self.log.call("the engine's own check", self.engine.check, see=False)
+
+    def run_for(self, count: int) -> None:
+        for left in range(count, 0, -1):
+            self.run()
+            if left > 1 and not self.held:
+                self.engine.check()
 
     def finish(self) -> None:
         self.log.call("all finish", self.run_on, see=False)
