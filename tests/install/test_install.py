@@ -196,6 +196,7 @@ def test_the_versions_of_a_bare_machine_with_a_gpu(published, tmp_path):
     python = tmp_path / "bare" / "bin" / "python"
     versions = [f"{name}=={version}" for name, version in BARE.items()]
     others = ["numba", "tqdm", "pytest", "hypothesis", "matplotlib"]
+    others.append("psutil")  # without a GPU, `generate_batch` asks it how much memory there is
     # A machine's own constraints may ask for another torch.
     pip = ("env", f"PIP_CONSTRAINT={os.devnull}", python, "-m", "pip", "install", "--quiet")
     done(*pip, *versions, *others, cwd=tmp_path)
