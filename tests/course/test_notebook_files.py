@@ -493,7 +493,7 @@ def test_navigation_links_its_neighbours_and_the_exercises(exercises, monkeypatc
     around = ["03_kv_memory.ipynb", "00_start_here.ipynb", file, "05_copy_on_write.ipynb"]
     assert links(ladder.navigation(4)) == around
     assert links(ladder.ladder(4))[:4] == around
-    assert links(ladder.navigation(0)) == ["01_naive_attention.ipynb"]
+    assert links(ladder.navigation(0)) == ["ch00_start_here.py", "01_naive_attention.ipynb"]
     assert NOTEBOOKS[-2].name in links(ladder.navigation(int(NOTEBOOKS[-1].stem[:2])))
     with pytest.raises(ValueError, match="no chapter 77"):
         ladder.navigation(77)
