@@ -3,9 +3,9 @@
     logits ── logit_bias, penalties ── the engine's sampler ── token ids ── as `Token`, if asked for
 
 A prompt's log-probabilities are computed before the engine gets it (`Scoring`), and come with the
-first token of its answer. Penalties depend on the tokens
-before. A sampler is given neither, so the params of a request with one of the two say to which
-sequence a row of logits belongs, and behind which drafts it stands (`SamplingParams.after`).
+first token of its answer. Penalties depend on the tokens before. A sampler is given neither, so the
+params of a request with one of the two say to which sequence a row of logits belongs, and behind
+which drafts it stands (`SamplingParams.after`).
 
 A `Token` is an id that also says how likely it was. It goes wherever ids go, from an engine's
 thread or another process to the reader, and needs no path of its own.
@@ -142,7 +142,8 @@ class Scored:
             if one.logprobs is None:
                 continue
             token = token_ids[row] = _told(token_ids[row], logits[row], one.logprobs)
-            if one.told and one.sequence is not None and one.sequence.num_output == 0:
+            # `num_tokens` counts a token that is still on its way.
+            if one.told and one.sequence and one.sequence.num_tokens == len(one.told):
                 token.prompt = one.told
         return token_ids
 
