@@ -434,7 +434,7 @@ class Player:
         if engine.cache is not None:
             self.check_contents()
             with engine.changing_state():
-                engine.cache.evict(stats.blocks_cached)
+                engine.cache.evict(engine.cache.num_cached_blocks)
             assert engine.pool.num_free == engine.config.num_blocks
 
     def check_running(self) -> None:
