@@ -84,7 +84,8 @@ def server(lm, keys=(KEY,), served_by=None, model="tinypy", connections=None, **
     nothing is given. model: whose chat template. connections: what `served` is told about them."""
     by = served_by or OneEngine(lm)
     with by.target as target, closing(ChatTemplate(model)) as template:
-        app = make_app(target, "tinypy", keys, template, **options)
+        # However slow this machine is, nobody is refused for that.
+        app = make_app(target, "tinypy", keys, template, **{"first_token": PATIENCE} | options)
         with served(app, **connections or {}) as address, httpx.Client(timeout=PATIENCE) as client:
             url = "http://{}:{}".format(*address)
 

@@ -108,7 +108,9 @@ def write(file: Path, content: dict) -> None:
 
 
 def tell(**row) -> None:
-    print(ROW + json.dumps(row), flush=True)
+    """On a line of its own: a bar of progress may stand on this one."""
+    sys.stdout.write(f"\n{ROW}{json.dumps(row)}\n")
+    sys.stdout.flush()
 
 
 # ── The parts ─────────────────────────────────────────────────────────────────

@@ -403,9 +403,16 @@ def _serve() -> None:
     os._exit(0)  # to take all of torch apart again would take seconds
 
 
+def _take_over(environment: dict[str, str]) -> None:
+    """Be told by who asks now, not by who asked first."""
+    for name in OURS:
+        os.environ.pop(name, None)
+    os.environ.update(environment)
+
+
 def _judge(job: dict, control: socket.socket, answer: Callable[[dict], None]) -> None:
     """Have one job done by a player, and tell what comes of it."""
-    os.environ.update(job["environment"])
+    _take_over(job["environment"])
     ours, theirs = socket.socketpair()
     socket.send_fds(control, [(json.dumps(job) + "\n").encode()], [theirs.fileno()])
     theirs.close()
@@ -514,7 +521,7 @@ def _wait(pid: int, job: dict, control: socket.socket) -> tuple[int | None, str 
 
 def _enter(job: dict) -> None:
     """From here on, what is printed is the reader's."""
-    os.environ.update(job["environment"])
+    _take_over(job["environment"])
     pipe = os.open(Path(job["folder"], "printed"), os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(pipe, stream)
