@@ -268,7 +268,8 @@ def shares_of(mine, p, q, drafts, grid) -> dict[tuple[int, ...], float]:
     shares: dict[tuple[int, ...], float] = {}
     ways: list[tuple[float, ...]] = [()]  # how the numbers begin
     while ways:
-        begin, drawn = ways.pop(), []
+        begin = ways.pop()
+        drawn: list[float] = []
 
         def uniform(begin=begin, drawn=drawn) -> float:
             place = len(drawn)
