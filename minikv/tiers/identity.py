@@ -45,7 +45,7 @@ def add_tensors(digest: Any, tensors: Mapping[str, torch.Tensor]) -> None:
 
     Equal tensors under equal names give equal digests, in whatever order they are listed and
     however they lie in memory; anything else gives another digest. A name may be any text.
-    `bytes_of(tensor)` gives a tensor's bytes, row by row.
+    `bytes_of` gives the bytes of a tensor, row by row.
     """
     for name, tensor in sorted(tensors.items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
