@@ -76,7 +76,8 @@ help:
 	@echo "make test-install  the wheel, Colab's and Binder's steps, each in an empty environment: slow"
 	@echo "make site       build the pages of the course in build/site, from stored outputs"
 	@echo "make slides     build a deck per chapter in build/slides, from stored outputs"
-	@echo "make notebooks  run every notebook and store its outputs in place"
+	@echo "make notebooks  run every notebook, or that of CHAPTER=05, and store its outputs in place"
+	@echo "make wheel      build what pip installs, in dist"
 	@echo "make gpu        what a CUDA GPU shows: tokens, kernels, decode steps, in eight minutes"
 	@echo "make clean      remove .venv and every cache"
 
@@ -299,6 +300,7 @@ slides: $(SITE)/installed
 	@$(SITE)/bin/python -m sphinx --fail-on-warning --quiet -b revealjs docs/teaching/slides build/slides
 	@echo "build/slides/index.html"
 
+notebooks: NOTEBOOKS := notebooks/$(CHAPTER)*.ipynb
 notebooks: setup
 	MINIKV_FILMS=1 $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
 		--ExecutePreprocessor.record_timing=False $(NOTEBOOKS)

@@ -23,7 +23,8 @@ from minikv.errors import OutOfBlocks
 from minikv.radix import MatchResult, RadixCache
 from minikv.sequence import Sequence
 
-Policy = Callable[[Sequence], Any]  # what it returns is compared: the smallest is served first
+# What it returns is compared: the smallest is served first. It must stay while a request waits.
+Policy = Callable[[Sequence], Any]
 COUNTERS = (
     "num_preemptions", "num_swaps_out", "num_swaps_in", "num_looked_up_tokens", "num_hit_tokens",
 )  # fmt: skip
@@ -62,11 +63,8 @@ class Scheduler:
         block_table: type[BlockTable] = BlockTable,
         policy: Policy = first_come_first_served,
     ):
-        self.config = config
-        self.pool = pool
-        self.cache = cache
-        self.block_table = block_table
-        self.policy = policy
+        self.config, self.pool, self.cache = config, pool, cache
+        self.block_table, self.policy = block_table, policy
         self.host_pool = BlockPool(config.host_blocks) if config.host_blocks else None
         self.waiting: list[Sequence] = []  # both in the policy's order
         self.running: list[Sequence] = []
