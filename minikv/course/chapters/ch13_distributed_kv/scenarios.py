@@ -742,7 +742,7 @@ def broken(mine, program, log: Log) -> None:
     breaker = mine.Breaker(first, most, clock)
     log(f"first {first} s, most {most} s")
     for step in steps.split():
-        at = f"at {clock.now:g} s: "
+        at, asked, was_open = f"at {clock.now:g} s: ", clock.asked, breaker.is_open
         if step == "?":
             log.call(f"{at}allows", breaker.allows)
         elif step == "+":
@@ -753,6 +753,8 @@ def broken(mine, program, log: Log) -> None:
             clock.now += float(step)
             continue
         log("", {"is open:": breaker.is_open})
+        if step == "-" or (step == "?" and was_open):
+            log("", {"has it asked the clock that it was given?": clock.asked > asked})
 
 
 def both_at_once(mine, program, log: Log) -> None:
