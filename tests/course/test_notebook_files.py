@@ -265,7 +265,7 @@ def test_numbers_in_prose_stand_in_the_notebook(path, notebook):
 NOTEBOOK_WORDS, CELL_WORDS, ALL_WORDS = 5500, 250, 61_000
 # Of the chapters that have become shorter, with the marks.
 AT_MOST = {
-    "00": 1700, "01": 2600, "02": 2400, "03": 2300, "04": 3200, "05": 2300, "07": 3600,
+    "00": 1700, "01": 2600, "02": 2400, "03": 2300, "04": 3200, "05": 2300, "06": 3400, "07": 3600,
 }  # fmt: skip
 LONGER_CELLS = {"opening", "exercise-1", "exercise-6", "questions"}  # of chapter 09
 
