@@ -20,7 +20,6 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from minikv.course.chapters.ch06_continuous_batching.serving import ACCELERATORS
 from minikv.course.pictures import style
 from minikv.course.pictures.player import Player
 
@@ -584,11 +583,10 @@ class Roof(NamedTuple):
         return min(self.rate, intensity * self.bandwidth)
 
 
-# Bandwidths from NVIDIA's data sheets of the SXM modules; operations as in chapter 06, in bfloat16
-# without sparsity.
+# NVIDIA's data sheets of the SXM modules, bfloat16; their rates count sparsity, which doubles them.
 DATA_SHEETS = {
-    "A100 80GB SXM": Roof(2_039e9, ACCELERATORS["A100, PCIe 4"].flops, measured=False),
-    "H100 SXM": Roof(3_350e9, ACCELERATORS["H100, PCIe 5"].flops, measured=False),
+    "A100 80GB SXM": Roof(2_039e9, 624e12 / 2, measured=False),
+    "H100 SXM": Roof(3_350e9, 1_979e12 / 2, measured=False),
 }
 
 
