@@ -52,10 +52,8 @@ def beam_search(
         finished = sorted(finished, key=lambda one: -one[0])[:width]
     for beam in beams:
         beam.table.release()
-    return [
-        BeamOutput(tokens, lm.decode(tokens) if lm.tokenizer is not None else "", score)
-        for score, tokens in finished
-    ]
+    decode = lm.decode if lm.tokenizer is not None else lambda tokens: ""
+    return [BeamOutput(tokens, decode(tokens), score) for score, tokens in finished]
 
 
 def next_beams(beams: list[Sequence], chosen: list[tuple[int, int]]) -> list[Sequence]:

@@ -9,6 +9,7 @@ policy, sampler, attention backend) are handed in, and only their public methods
 made for a configuration (stores, tiers, the loop) is decided in `minikv.assembly`.
 """
 
+import logging
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from minikv.backend import MakeBackend
 from minikv.beam import beam_search, blocks_needed, make_room
 from minikv.blocks import BlockPool, BlockTable
 from minikv.config import EngineConfig
-from minikv.errors import OutOfBlocks, require_int, require_number
+from minikv.errors import OutOfBlocks, blame, require_int, require_number
 from minikv.events import Listener, LowerTiers, hold_back, listen
 from minikv.invariants import check, why_stuck
 from minikv.language_model import LanguageModel
@@ -58,6 +59,8 @@ class Loop:
     def stats(self) -> Any:
         """What a loop of another kind counts: for `Stats.speculation`."""
 
+
+log = logging.getLogger("minikv")
 
 # What makes a pool for a number of blocks, a table, and a prefix cache.
 Classes = tuple[Callable[[int], BlockPool], type[BlockTable], Callable[..., RadixCache]]
@@ -114,7 +117,8 @@ class Engine:
         self.tiers, self._listeners = parts.tiers, [*listeners, *parts.listeners]
         self._sessions = parts.sessions
         self._make_pool, self.block_table, self._make_cache = parts.classes
-        self._make_scheduler = partial(scheduler, block_table=self.block_table, policy=policy)
+        self._make_scheduler = partial(scheduler, block_table=self.block_table,
+                                       policy=partial(blame, "policy", policy))  # fmt: skip
         self._make_parts()
         self._requests: dict[int, Request] = {}  # unfinished
         self._moved: dict[int, Request] = {}  # have new tokens that no step has returned yet
@@ -316,7 +320,7 @@ class Engine:
         whoever reads the engine's parts between two steps.
 
         Of what was there it reads requests, their tokens and counters. If it is interrupted as
-        well, the next call begins with it.
+        well, the next call begins with it. A request that cannot be queued again is aborted.
         """
         if self._is_sound:
             return
@@ -327,8 +331,15 @@ class Engine:
             setattr(self.scheduler, name, getattr(before, name))
         for request in list(self._requests.values()):
             left = [s for s in request.start_over() if not s.num_output or not self._finishes(s)]
-            for sequence in left:
-                self.scheduler.add(sequence)
+            try:
+                for sequence in left:
+                    self.scheduler.add(sequence)
+            except Exception as error:  # the policy's, which has no place for it
+                log.error("request %d is aborted", request.request_id, exc_info=error)
+                self._moved[request.request_id] = request
+                self.scheduler.waiting = [s for s in self.scheduler.waiting if s not in left]
+                while left:
+                    left.pop().finish_reason = "abort"
             if not left:
                 del self._requests[request.request_id]
         self._is_sound = True
@@ -341,15 +352,13 @@ class Engine:
         """The `beam_width` best continuations, best first: see `minikv.beam`."""
         params, most = SamplingParams(max_tokens=max_tokens), self.config.max_num_seqs
         request = make_request(-1, prompt, params, self.lm, self.config)  # is never queued
-        if require_int("beam_width", beam_width, 1) > most:
-            raise ValueError(f"beam_width: {beam_width} beams do not fit max_num_seqs={most}")
+        if (width := require_int("beam_width", beam_width, 1)) > most:
+            raise ValueError(f"beam_width: {width} beams do not fit max_num_seqs={most}")
         penalty = require_number("length_penalty", length_penalty)
-        needed = blocks_needed(request, beam_width, self.config.block_size)
+        needed = blocks_needed(request, width, self.config.block_size)
         with self.changing_state():
             if make_room(self.scheduler, self.store, needed):
-                return beam_search(
-                    self.lm, self.scheduler, self.runner, request, beam_width, penalty
-                )
+                return beam_search(self.lm, self.scheduler, self.runner, request, width, penalty)
         raise OutOfBlocks(needed, self.pool.num_free)
 
     def save_session(self, what: Any, path: Any, **options: Any) -> Any:

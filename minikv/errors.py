@@ -20,6 +20,16 @@ class OutOfBlocks(Exception):
         self.needed, self.free = needed, free
 
 
+def blame(role: str, call: Callable, *arguments: Any) -> Any:
+    """`call(*arguments)` of a part that somebody may have handed in: a note at the end of an error
+    says in which one it was raised."""
+    try:
+        return call(*arguments)
+    except Exception as error:
+        error.add_note(f"in the {role} that the engine was given")
+        raise
+
+
 def require_int(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
     """`value` as an int. Raises ValueError, naming the argument, unless it is an integer from
     `low` to `high`. NumPy's integers are; True and 2.0 are not."""

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from minikv.blocks import BlockPool
+from minikv.errors import blame
 from minikv.radix import InsertResult, RadixCache
 from minikv.scheduler import Plan, Scheduler
 from minikv.sequence import Sequence
@@ -65,7 +66,7 @@ class LowerTiers(Listener, Protocol):
 
 def listen(listener: Listener, pool: BlockPool, cache: RadixCache | None) -> None:
     """Let a new pool and a new prefix cache of any class tell a listener what happens."""
-    listener.begin(pool, cache)
+    blame("listener", listener.begin, pool, cache)
     _wrap(pool, "release", partial(_release, listener, pool))
     if cache is not None:
         _wrap(cache, "insert", partial(_insert, listener))
@@ -86,7 +87,7 @@ def _wrap(part: Any, method: str, around: Callable) -> None:
 
 def _release(listener: Listener, pool: BlockPool, release: Callable, block_id: int) -> None:
     if pool.ref_count(block_id) == 1:
-        listener.freeing(block_id)
+        blame("listener", listener.freeing, block_id)
     release(block_id)
 
 
@@ -95,10 +96,10 @@ def _insert(
     salt: Hashable = None,
 ) -> InsertResult:  # fmt: skip
     result = insert(token_ids, block_ids, salt)
-    listener.stored(token_ids, result.block_ids, salt)
+    blame("listener", listener.stored, token_ids, result.block_ids, salt)
     return result
 
 
 def _clear(listener: Listener, clear: Callable) -> None:
-    listener.clearing()
+    blame("listener", listener.clearing)
     clear()

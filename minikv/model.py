@@ -74,18 +74,20 @@ class Transformer:
     def __init__(
         self, config: ModelConfig, state: Weights, device: torch.device, dtype: torch.dtype
     ):
-        """Raises CheckpointError if a tensor is missing or has another shape than `config`
-        says."""
+        """Raises CheckpointError if a tensor is missing, has another shape than `config` says, or
+        is for something that `config` does not have."""
         self.config, self.device, self.dtype = config, device, dtype
         c = config
         on_cpu = device.type == "cpu" and dtype == torch.float32
         make_norm = FastRMSNorm if on_cpu else RMSNorm
         make_linear = FastLinear if on_cpu and FastLinear.is_available() else Linear
 
+        left = dict(state)  # which nobody has taken
+
         def take(name: str, *shape: int) -> torch.Tensor:
-            if name not in state:
+            if name not in left:
                 raise CheckpointError(f"weights: {name} is missing")
-            tensor = state[name]
+            tensor = left.pop(name)
             if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != shape:
                 found = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else tensor
                 raise CheckpointError(f"weights: {name} is {found}, config.json says {shape}")
@@ -129,6 +131,13 @@ class Transformer:
         if not c.tie_embeddings or "lm_head.weight" in state:  # there: it counts, tied or not
             head = take("lm_head.weight", c.vocab_size, c.hidden_size)
         self.head = make_linear(head)
+        # Old checkpoints have a table of angles, which is computed here.
+        if unread := [name for name in left if "rotary_emb.inv_freq" not in name]:
+            raise CheckpointError(
+                f"weights: {len(unread)} of {len(state)} tensors are for something that the engine "
+                f"or config.json does not know, such as {min(unread)}: quantised weights, biases, "
+                "more layers; the model would not be the one that was trained"
+            )
         self.rope_table = rope_table(c).to(device, dtype)  # (P, 2, D)
         self.project, self.mix = project, mix  # `minikv.gpu` replaces them by compiled ones
 

@@ -7,6 +7,7 @@ plan ── swaps and copies of blocks ── Batch ── Transformer.forward �
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -15,6 +16,7 @@ from minikv.backend import AttentionBackend
 from minikv.batch import Batch, BatchBuilder
 from minikv.blocks import blocks_for
 from minikv.config import EngineConfig
+from minikv.errors import blame
 from minikv.language_model import LanguageModel
 from minikv.model import Transformer
 from minikv.paged import KVStore
@@ -90,7 +92,7 @@ class Runner:
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """What the logits are computed from: (S, hidden_size)."""
-        attend = self.attention.bind(batch)
+        attend = partial(blame, "attention", blame("attention", self.attention.bind, batch))
         hidden = self.transformer.forward(batch.token_ids, batch.positions, attend)  # (T, hidden)
         if len(hidden) > len(batch.context_lens):
             hidden = hidden[batch.query_start[1:] - 1]  # (S, hidden)
@@ -113,7 +115,7 @@ class Runner:
             return []
         if len(rows) != len(logits) or rows[-1] != len(rows) - 1:
             logits = logits[torch.tensor(rows).to(logits.device, non_blocking=True)]
-        found = self.sampler(logits, params, draws)
+        found = blame("sampler", self.sampler, logits, params, draws)
         if len(found) != len(rows):
             raise ValueError(f"sampler: must choose {len(rows)} tokens, has chosen {found!r}")
         return found

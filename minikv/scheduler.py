@@ -62,11 +62,8 @@ class Scheduler:
         block_table: type[BlockTable] = BlockTable,
         policy: Policy = first_come_first_served,
     ):
-        self.config = config
-        self.pool = pool
-        self.cache = cache
-        self.block_table = block_table
-        self.policy = policy
+        self.config, self.pool, self.cache = config, pool, cache
+        self.block_table, self.policy = block_table, policy
         self.host_pool = BlockPool(config.host_blocks) if config.host_blocks else None
         self.waiting: list[Sequence] = []  # both in the policy's order
         self.running: list[Sequence] = []

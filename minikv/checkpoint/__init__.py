@@ -29,7 +29,6 @@ SMALL = [
     "special_tokens_map.json", "chat_template.jinja", "chat_template.json", INDEX,
     "adapter_config.json",
 ]  # fmt: skip
-TABLE = "rotary_emb.inv_freq"  # of old checkpoints: it is computed
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -56,27 +55,8 @@ def load(
         end = tokenizer.token_to_id(read_special_tokens(home).get("eos_token", ""))
         ends = dict.fromkeys((*config.eos_ids, *(() if end is None else (end,))))
         config = replace(config, eos_ids=tuple(ends))
-    state = _Noted(read_weights(folder))
-    transformer = Transformer(config, state, device, dtype)
-    if unread := sorted(one for one in state if one not in state.read and TABLE not in one):
-        raise CheckpointError(
-            f"weights: {len(unread)} of {len(state)} tensors are for something that this engine or "
-            f"config.json does not know, such as {unread[0]}: quantised weights, biases, more "
-            "layers; the model would not be the one that was trained"
-        )
+    transformer = Transformer(config, read_weights(folder), device, dtype)
     return LanguageModel(str(name_or_path), transformer, tokenizer)
-
-
-class _Noted(dict[str, torch.Tensor]):
-    """Weights, and the names of those that were read."""
-
-    def __init__(self, state: dict[str, torch.Tensor]):
-        super().__init__(state)
-        self.read: set[str] = set()
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        self.read.add(name)
-        return super().__getitem__(name)
 
 
 def find_folder(name: str) -> Path:

@@ -226,3 +226,16 @@ def test_a_kernelspec_of_another_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     result = doctor.check_jupyter()
     assert result.status == "FAIL" and f"starts {other}, of /elsewhere" in result.text
+
+
+@pytest.mark.parametrize("name", ["token", "torch", "mine"])
+def test_a_readers_file_with_the_name_of_a_module_is_found(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / f"{name}.py").write_text("")
+    result = doctor.check_jupyter()
+    if name == "mine":
+        assert result.status == "ok"
+    else:
+        assert result.status == "FAIL"
+        assert f"{name}.py hides the module {name}" in result.text

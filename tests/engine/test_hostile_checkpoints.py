@@ -385,8 +385,9 @@ def test_a_damaged_checkpoint_of_several_files(llama, tmp_path, damage, message)
 
 @pytest.mark.parametrize(
     "change",
-    [without(NORM), having(DOWN, torch.zeros(3, 3)), having(NORM, [1, 2, 3]), lambda state: {}],
-)
+    [without(NORM), having(DOWN, torch.zeros(3, 3)), having(NORM, [1, 2, 3]), lambda state: {},
+     having("model.layers.9.mlp.up_proj.weight", torch.zeros(3, 3))],
+)  # fmt: skip
 def test_a_bad_weight_update_changes_nothing(llama, change):
     engine = careful_engine(llama.lm, small())
     prompts = llama.prompts(13, 9, seed=2)

@@ -4,7 +4,16 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from helpers import NaiveBackend, QueuePool, drain, generate, greedy_tokens, small, step
+from helpers import (
+    NaiveBackend,
+    QueuePool,
+    assert_empty,
+    drain,
+    generate,
+    greedy_tokens,
+    small,
+    step,
+)
 
 from minikv import (
     Engine,
@@ -14,6 +23,7 @@ from minikv import (
 )
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import BlockByBlock
 from minikv.course.chapters.ch07_radix_prefix_cache.answers import ChainedCache
+from minikv.events import Listener
 
 
 class TupleTable:
@@ -209,6 +219,73 @@ def test_the_sampler_is_used(llama):
         [[1, 2, 3]], SamplingParams(max_tokens=4, temperature=1.0)
     )
     assert output.token_ids == [7, 7, 7, 7]
+
+
+class Deaf(Listener):
+    failing = True
+
+    def stored(self, *unused):
+        if self.failing:
+            raise OSError("deaf")
+
+
+class Failing(NaiveBackend):
+    failing = True
+
+    def bind(self, batch):
+        attend = super().bind(batch)
+
+        def attend_or_fail(*arguments):
+            if self.failing:
+                raise OSError("deaf")
+            return attend(*arguments)
+
+        return attend_or_fail
+
+
+def test_an_error_names_the_part_and_the_engine_goes_on(llama):
+    """Whoever was handed in: nothing is lost by it."""
+    failing = {"sampler": True}
+    listener = Deaf()
+
+    def sampler(logits, params, draws):
+        if failing["sampler"]:
+            raise OSError("deaf")
+        return logits.argmax(-1).tolist()
+
+    (prompt,) = llama.prompts(9)
+    engine = Engine(llama.lm, small(), attention=Failing, sampler=sampler, listeners=[listener])
+    request_id = engine.add_request(prompt, SamplingParams(max_tokens=6))
+    for name in ("attention", "sampler", "listener"):
+        with pytest.raises(OSError, match="deaf") as caught:
+            drain(engine)
+        assert caught.value.__notes__ == [f"in the {name} that the engine was given"]
+        engine.attention.failing = False
+        failing["sampler"] = name == "attention"
+    listener.failing = False
+    assert drain(engine)[request_id].token_ids == greedy_tokens(llama.lm, prompt, 6)
+
+
+def test_a_policy_that_forgets_a_request_loses_that_one_alone(llama, caplog):
+    places = {0: 0, 1: 1, 2: 2}
+    engine = Engine(
+        llama.lm, small(max_num_seqs=1), policy=lambda one: places[one.request.request_id],
+        attention=Failing,
+    )  # fmt: skip
+    engine.attention.failing = False
+    prompts = llama.prompts(5, 6, 7)
+    ids = [engine.add_request(prompt, SamplingParams(max_tokens=5)) for prompt in prompts]
+    engine.step()
+    del places[1]
+    with pytest.raises(KeyError) as caught:
+        engine.add_request([1, 2, 3])
+    assert caught.value.__notes__ == ["in the policy that the engine was given"]
+    outputs = drain(engine)
+    assert [outputs[one].finish_reason for one in ids] == ["length", "abort", "length"]
+    assert "request 1 is aborted" in caplog.text
+    for one in (0, 2):
+        assert outputs[one].token_ids == greedy_tokens(llama.lm, prompts[one], 5)
+    assert_empty(engine)
 
 
 def test_a_broken_part_is_noticed(llama):

@@ -365,9 +365,8 @@ def test_who_sends_much_more_behind_an_answer_is_cut_off(tinypy):
                     client.sendall(b"x" * size + GET + ENDS)
                     answers = b""  # the first one's text may still come
                     while b"HTTP/1.1 200" not in answers:
-                        piece = client.recv(2**16)
+                        answers += (piece := client.recv(2**16))
                         assert piece, answers
-                        answers += piece
 
 
 def test_too_many_requests_ahead_of_an_answer_end_a_connection(tinypy):

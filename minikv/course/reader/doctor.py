@@ -13,6 +13,8 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from importlib.machinery import PathFinder
+from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
@@ -151,7 +153,7 @@ def check_gpu() -> Result:
 
 
 def check_jupyter() -> Result:
-    """Does a notebook run in this environment, or in another one?"""
+    """Does a notebook run in this environment, or in another one, and find its modules?"""
     from jupyter_client.manager import KernelManager  # here, for the same reason
 
     python = KernelManager(kernel_name="python3").format_kernel_cmd()[0]
@@ -164,6 +166,11 @@ def check_jupyter() -> Result:
             f"the notebook kernel python3 starts {python}, of {prefix or 'no environment'}",
             f"{sys.executable} -m ipykernel install --sys-prefix, and unset JUPYTER_PATH",
         )
+    elsewhere = [place for place in sys.path if place and Path(place) != Path.cwd()]
+    for file in sorted(Path("notebooks").glob("*.py")):  # which a notebook imports before others
+        if file.stem in sys.stdlib_module_names or PathFinder.find_spec(file.stem, elsewhere):
+            return Result("FAIL", f"{file} hides the module {file.stem} from notebooks",
+                          "give your file another name")  # fmt: skip
     return Result("ok", "the notebook kernel python3 runs in this environment")
 
 
