@@ -1,4 +1,5 @@
 # make lab     set up, check the machine, open JupyterLab on the first notebook
+#              make lab ROUTE=weekend also chooses a shorter route: weekend, course or everything
 # make test    set up if needed, then test the course and the engine; make test-all: all there is
 # make site    the course as pages for a browser, in build/site
 #
@@ -66,6 +67,7 @@ endef
 
 help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
+	@echo "make lab ROUTE=weekend  the same on a shorter route: weekend, course or everything"
 	@echo "make test       set up if needed, then lint, unit and property tests, notebooks, a browser"
 	@echo "make test-all   that, every known mistake, long random programs, faults, and the three below"
 	@echo "make setup      only make .venv and install into it"
@@ -76,7 +78,8 @@ help:
 	@echo "make test-install  the wheel, Colab's and Binder's steps, each in an empty environment: slow"
 	@echo "make site       build the pages of the course in build/site, from stored outputs"
 	@echo "make slides     build a deck per chapter in build/slides, from stored outputs"
-	@echo "make notebooks  run every notebook and store its outputs in place"
+	@echo "make notebooks  run every notebook, or that of CHAPTER=05, and store its outputs in place"
+	@echo "make wheel      build what pip installs, in dist"
 	@echo "make gpu        what a CUDA GPU shows: tokens, kernels, decode steps, in eight minutes"
 	@echo "make clean      remove .venv and every cache"
 
@@ -119,6 +122,9 @@ $(TRUSTED): $(CHECKED) $(wildcard $(NOTEBOOKS))
 	@touch $@
 
 lab: $(TRUSTED)
+ifdef ROUTE
+	@$(BIN)/python -m minikv start --no-lab --route $(ROUTE)
+endif
 ifdef HEADLESS
 	@echo
 	@echo "There is no display here, so no browser opens."
@@ -299,6 +305,7 @@ slides: $(SITE)/installed
 	@$(SITE)/bin/python -m sphinx --fail-on-warning --quiet -b revealjs docs/teaching/slides build/slides
 	@echo "build/slides/index.html"
 
+notebooks: NOTEBOOKS := notebooks/$(CHAPTER)*.ipynb
 notebooks: setup
 	MINIKV_FILMS=1 $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
 		--ExecutePreprocessor.record_timing=False $(NOTEBOOKS)

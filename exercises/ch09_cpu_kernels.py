@@ -1,6 +1,6 @@
 """Kernels for a CPU, compiled by Numba: attention that walks the block table, one query head at a
-time and then a group at a time, in pieces for threads; a matrix product; a decode step as one
-program; and what limits attention on this CPU.
+time and then a group at a time; what limits attention on this CPU; pieces for threads; a matrix
+product; a decode step as one program; and attention whose bits do not depend on the batch.
 
 `@compiled` makes a function a kernel: Numba compiles it when it is first called. A check first runs
 your kernels as plain Python, on small arrays, so that a wrong index gives a message and not a
@@ -12,13 +12,15 @@ Then check("09.1") in the notebook, or in a terminal: python -m minikv check 09.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
 
 from minikv.course.chapters.ch03_kv_memory.given import Shape
 from minikv.course.chapters.ch09_cpu_kernels.given import Cpu, Limit, Stored, compiled, in_threads
+from minikv.course.chapters.ch09_cpu_kernels.invariance import PART
 from minikv.cpu.kernels import rms_norm, rotate_and_write, silu_mul
 
 
@@ -79,30 +81,27 @@ def decode_by_group(
     return out
 
 
-# ── 09.3 Pieces for threads ───────────────────────────────────────────────────────
-def share(context_lens: list[int], kv_heads: int, num_pieces: int) -> list[tuple[int, int]]:
-    """Cut the items of `attend_groups` into `num_pieces` pieces (first, last) of about equal work.
+# ── 09.3 What limits attention here ───────────────────────────────────────────────
+def attention_limit(
+    context_lens: list[int], shape: Shape, stored: Stored, cpu: Cpu, threads: int = 1
+) -> Limit:
+    """What attention in one decode step of a whole model takes at least, by arithmetic: a
+    `Limit(num_bytes, operations, seconds, holds)`.
 
-    Item w reads the context of sequence w // kv_heads, so that is its work, in tokens. The pieces
-    lie side by side, from item 0 to the last one, and every item is in exactly one; a piece may be
-    empty, such as (3, 3). No piece has more work than the even share plus the longest context:
-    total / num_pieces + max(context_lens).
+    `shape` has num_layers, num_heads (query heads), num_kv_heads and head_dim. Every key and value
+    is read once: `stored.number_bytes` for each of its numbers, and `stored.scale_bytes` for its
+    scale. With a number of it, each query head of the group does one multiplication and one
+    addition; before that it is converted in `stored.convert` operations, once for the group. The
+    rest (softmax, queries, results) is small and not counted.
 
-    Contexts of 90, 10, 10 and 10 and one KV head are 120 tokens, 60 for each of two pieces.
-    [(0, 1), (1, 4)] is 90 and 30 tokens; two items each would be 100 and 20.
+    Reading: at `cpu.thread_rate` bytes per second for each thread, but for all together never more
+    than `cpu.memory_rate`. Arithmetic: at `cpu.flop_rate` operations per second for each thread. A
+    processor reads and computes at the same time, so the slower of the two takes all of the time.
+    `holds` is its name, "reading" or "arithmetic"; if they are equal, "reading".
+
+    One token, Shape(1, 4, 2, 10), Stored(4): 2 * 2 * 10 numbers are 160 bytes and 160 operations.
     """
-    raise NotImplementedError("Exercise 09.3: share")
-
-
-def decode_in_threads(
-    q: torch.Tensor, kv: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor
-) -> torch.Tensor:
-    """q (S, H, D), kv (num_blocks, block_size, 2, K, D) -> (S, H, D), a piece for each thread."""
-    out = torch.empty(q.shape)
-    arrays = [value.numpy() for value in (q.contiguous(), kv, block_tables, context_lens, out)]
-    pieces = share(context_lens.tolist(), kv.shape[3], torch.get_num_threads())
-    in_threads(attend_groups, [(*arrays, first, last) for first, last in pieces])
-    return out
+    raise NotImplementedError("Exercise 09.3: attention_limit")
 
 
 # ── 09.4 Sometimes NaN, sometimes wrong: broken, fix it ───────────────────────────
@@ -166,6 +165,23 @@ def decode_in_pieces(
     return out
 
 
+def share(context_lens: list[int], kv_heads: int, num_pieces: int) -> list[tuple[int, int]]:
+    """Cut the items of `attend_groups` into `num_pieces` pieces (first, last) of about equal work.
+
+    Item w reads the context of sequence w // kv_heads, so that is its work, in tokens. The pieces
+    lie side by side, from item 0 to the last one, and every item is in exactly one; a piece may be
+    empty, such as (3, 3). No piece has more work than the even share plus the longest context:
+    total / num_pieces + max(context_lens).
+
+    Contexts of 90, 10, 10 and 10 and one KV head are 120 tokens, 60 for each of two pieces.
+    [(0, 1), (1, 4)] is 90 and 30 tokens; two items each would be 100 and 20.
+    """
+    work = np.repeat(np.asarray(context_lens), kv_heads)
+    middles = np.cumsum(work) - work / 2  # a cut belongs before an item whose middle is past it
+    cuts = [int(np.searchsorted(middles, work.sum() * i / num_pieces)) for i in range(num_pieces)]
+    return list(zip(cuts, [*cuts[1:], len(work)], strict=True))
+
+
 # ── 09.5 Weights once for a batch ─────────────────────────────────────────────────
 @compiled
 def matmul(x, weight, out, add, first, last):
@@ -199,23 +215,47 @@ def decode_step(token_ids, positions, block_tables, context_lens, slots, weights
     raise NotImplementedError("Exercise 09.6: decode_step")
 
 
-# ── 09.7 What limits attention here ───────────────────────────────────────────────
-def attention_limit(
-    context_lens: list[int], shape: Shape, stored: Stored, cpu: Cpu, threads: int = 1
-) -> Limit:
-    """What attention in one decode step of a whole model takes at least, by arithmetic.
+# ── 09.7 Two equal prompts, different tokens: broken, fix it ──────────────────────
+def attend_step(
+    queries: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Attention of one step over several sequences, one head, float32.
 
-    `shape` has num_layers, num_heads (query heads), num_kv_heads and head_dim. Every key and value
-    is read once, with its scale. With a number of it, each query head of the group does one
-    multiplication and one addition; before that it is converted, once for the group. The rest
-    (softmax, queries, results) is small and not counted.
+    queries[s] (T, D) are the new tokens of sequence s, keys[s] and values[s] (L, D) its whole
+    context; the first L - T of them were computed by earlier steps, or found in the prefix cache.
+    Query t sees the keys up to its own. Returns (T, D) for each sequence.
 
-    Reading: K and V of a step come from the cache if all of them fit into it, at `cache_rate` for
-    each thread. Otherwise they come from memory, at `thread_rate` for each thread, but for all
-    together never more than `memory_rate`. Arithmetic: at `flop_rate` for each thread. A processor
-    reads and computes at the same time, so the slower of the two takes all of the time; if they
-    are equal, reading holds.
-
-    One token, Shape(1, 4, 2, 10), Stored(4): 2 * 2 * 10 numbers are 160 bytes and 160 operations.
+    The bits of a row depend on its text alone: on q, k and v up to this token. They do not depend
+    on the other sequences of the step, on where a chunk begins, or on what was cached.
     """
-    raise NotImplementedError("Exercise 09.7: attention_limit")
+    part = max(4, PART * len(queries) // 4)  # few sequences: more parts, for all cores
+    found = []
+    for q, k, v in zip(queries, keys, values, strict=True):
+        num_cached, rows = len(k) - len(q), []
+        for row, query in enumerate(q):
+            seen = num_cached + row + 1
+            starts = [*range(0, num_cached, part), *range(num_cached, seen, part)]
+            rows.append(attend_in_parts(query, k[:seen], v[:seen], starts))
+        found.append(torch.stack(rows))
+    return found
+
+
+def attend_in_parts(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: Iterable[int]
+) -> torch.Tensor:
+    """One query over its context, part by part: q (D,), k and v (L, D) -> (D,), all float32.
+
+    `starts` are the places where parts begin, in order, the first of them 0. Each part is summed by
+    itself, so cores could compute them side by side. Then their sums are added, in order, with the
+    running softmax of chapter 04.
+    """
+    borders = [*starts, len(k)]
+    top, total, out = torch.tensor(-torch.inf), torch.zeros(()), torch.zeros_like(q)
+    for start, end in pairwise(borders):
+        scores = (k[start:end] * q).sum(-1) * len(q) ** -0.5
+        new_top = torch.maximum(top, scores.max())
+        weights, shrink = torch.exp(scores - new_top), torch.exp(top - new_top)
+        total = total * shrink + weights.sum()
+        out = out * shrink + (weights[:, None] * v[start:end]).sum(0)
+        top = new_top
+    return out / total

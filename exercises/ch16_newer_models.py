@@ -5,9 +5,8 @@ Then check("16.1") in the notebook, or in a terminal: python -m minikv check 16.
 """
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ import torch
 from minikv import retention
 from minikv.attention import causal_mask
 from minikv.blocks import blocks_for
-from minikv.course.chapters.ch16_newer_models.invariance import PART
 from minikv.course.chapters.ch16_newer_models.latent import EPS, THETA, LatentWeights
 from minikv.radix import Node
 from minikv.retention import LONGEST, MOST, Rank
@@ -209,49 +207,3 @@ class RetainingCache(retention.RetainingCache):
             until = self.policy(self, leaf).until
             if now < until:
                 heapq.heappush(self.deadlines, (until, id(leaf), leaf))
-
-
-# ── 16.6 Two equal prompts, different tokens: broken, fix it ──────────────────────
-def attend_step(
-    queries: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    """Attention of one step over several sequences, one head, float32.
-
-    queries[s] (T, D) are the new tokens of sequence s, keys[s] and values[s] (L, D) its whole
-    context; the first L - T of them were computed by earlier steps, or found in the prefix cache.
-    Query t sees the keys up to its own. Returns (T, D) for each sequence.
-
-    The bits of a row depend on its text alone: on q, k and v up to this token. They do not depend
-    on the other sequences of the step, on where a chunk begins, or on what was cached.
-    """
-    part = max(4, PART * len(queries) // 4)  # few sequences: more parts, for all cores
-    found = []
-    for q, k, v in zip(queries, keys, values, strict=True):
-        num_cached, rows = len(k) - len(q), []
-        for row, query in enumerate(q):
-            seen = num_cached + row + 1
-            starts = [*range(0, num_cached, part), *range(num_cached, seen, part)]
-            rows.append(attend_in_parts(query, k[:seen], v[:seen], starts))
-        found.append(torch.stack(rows))
-    return found
-
-
-def attend_in_parts(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: Iterable[int]
-) -> torch.Tensor:
-    """One query over its context, part by part: q (D,), k and v (L, D) -> (D,), all float32.
-
-    `starts` are the places where parts begin, in order, the first of them 0. Each part is summed by
-    itself, so cores could compute them side by side. Then their sums are added, in order, with the
-    running softmax of chapter 04.
-    """
-    borders = [*starts, len(k)]
-    top, total, out = torch.tensor(-torch.inf), torch.zeros(()), torch.zeros_like(q)
-    for start, end in pairwise(borders):
-        scores = (k[start:end] * q).sum(-1) * len(q) ** -0.5
-        new_top = torch.maximum(top, scores.max())
-        weights, shrink = torch.exp(scores - new_top), torch.exp(top - new_top)
-        total = total * shrink + weights.sum()
-        out = out * shrink + (weights[:, None] * v[start:end]).sum(0)
-        top = new_top
-    return out / total

@@ -23,7 +23,8 @@ from minikv.errors import OutOfBlocks
 from minikv.radix import MatchResult, RadixCache
 from minikv.sequence import Sequence
 
-Policy = Callable[[Sequence], Any]  # what it returns is compared: the smallest is served first
+# What it returns is compared: the smallest is served first. It must stay while a request waits.
+Policy = Callable[[Sequence], Any]
 COUNTERS = (
     "num_preemptions", "num_swaps_out", "num_swaps_in", "num_looked_up_tokens", "num_hit_tokens",
 )  # fmt: skip

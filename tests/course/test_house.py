@@ -212,6 +212,57 @@ def test_the_documents_list_the_core_in_the_same_order():
 
 # ── Time ──────────────────────────────────────────────────────────────────────
 
+
+# ── Names in texts ────────────────────────────────────────────────────────────
+
+OF_OTHERS = {  # that comments and pages of ours speak of
+    "histogram_quantile", "load_back_threshold", "lock_ref", "match_prefix", "n_kv",
+    "reshape_and_cache",
+}  # fmt: skip
+LIKE_A_NAME = re.compile(r"`([A-Za-z_][\w.]*)`")
+
+
+def names_of(source: str) -> set[str]:
+    """Everything that a module defines or uses, and the words of its short texts."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        for field in ("name", "id", "attr", "arg", "asname"):
+            found |= set(str(getattr(node, field, None)).split("."))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 60:
+            found |= set(re.findall(r"\w+", node.value))
+    return found
+
+
+def texts_of(source: str) -> list[str]:
+    """Comments and docstrings."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    texts = [
+        ast.get_docstring(n) or "" for n in ast.walk(ast.parse(source)) if isinstance(n, kinds)
+    ]
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return texts + [token.string for token in tokens if token.type == tokenize.COMMENT]
+
+
+def unknown_names(texts: Iterable[str], known: Collection[str]) -> set[str]:
+    """Names in backquotes that look like a function's or a class's, and that nothing has."""
+    names = [name for text in texts for name in LIKE_A_NAME.findall(text)]
+    parts = {part for name in names for part in name.split(".")}
+    return {part for part in parts if re.search("[a-z][A-Z]|_", part) and part not in known}
+
+
+def test_names_in_backquotes_exist():
+    ours = [
+        file for top in ("minikv", "kernels", "tests", "docs") for file in (ROOT / top).rglob("*")
+    ]
+    code = {file: file.read_text("utf-8") for file in ours if file.suffix == ".py"}
+    known = OF_OTHERS.union({file.stem for file in ours}, *map(names_of, code.values()))
+    pages = [file for file in (ROOT / "docs").glob("*.md") if file.stem != "REAL_ENGINES"]
+    texts = [page.read_text("utf-8") for page in (*pages, ROOT / "CONTRIBUTING.md")]
+    texts += [text for file in code if "tests" not in file.parts for text in texts_of(code[file])]
+    assert unknown_names(texts, known) == set(), "renamed, or removed? Of another engine: OF_OTHERS"
+    assert unknown_names(["`Engine.step_on`, `step`, `x`"], {"Engine"}) == {"step_on"}
+
+
 CLOCKS = {"sleep", "monotonic", "perf_counter", "process_time", "thread_time"}
 MAY_KNOW_THE_TIME = {  # file of tests/: why
     "waiting.py": "here all tests wait, for events",

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+import minikv
+
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 PINNED = [ROOT / "constraints.txt", ROOT / "docs/teaching/hub/requirements.txt"]
@@ -22,6 +24,11 @@ def requirements(file):
     return [Requirement(line) for line in lines if line and line[0] not in "#-"]
 
 
+def test_there_is_one_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == minikv.__version__
+
+
 def test_everything_is_pinned_once():
     names = [pin.name for file in PINNED for pin in requirements(file)]
     assert len(names) == len(set(names)) == sum(len(pins(file)) for file in PINNED)
@@ -34,7 +41,9 @@ def test_the_pins_fit_what_the_package_asks_for():
     asked = {one.name: one for one in map(Requirement, lines) if one.name != "minikv"}
     pinned = dict(pins(ROOT / "constraints.txt"))
     assert asked.keys() == pinned.keys()
-    assert [name for name, one in asked.items() if pinned[name] not in one.specifier] == []
+    wrong = [f"{one}, but constraints.txt has {pinned[one.name]}" for one in asked.values()
+             if pinned[one.name] not in one.specifier]  # fmt: skip
+    assert wrong == []
     own, *others = extras["course"]
     assert own == "minikv[serve]"
     needed = [*project["dependencies"], *extras["serve"], *others]

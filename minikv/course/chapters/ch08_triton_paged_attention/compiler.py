@@ -1,4 +1,4 @@
-"""Compiles kernels for a GPU that need not be there: `kernel_watch` starts this program.
+"""Compiles kernels for a GPU that need not be there: `watch` starts this program.
 
 python -P kernel_compiler.py FILE '[{"kernel": "add_kernel", "signature": …, "constants": …}]'
 

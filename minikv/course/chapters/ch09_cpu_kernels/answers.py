@@ -144,6 +144,38 @@ def decode_by_group(
     return out
 
 
+# ── What limits attention ─────────────────────────────────────────────────────────────────
+
+
+def attention_limit(
+    context_lens: list[int], shape: Shape, stored: Stored, cpu: Cpu, threads: int = 1
+) -> Limit:
+    """What attention in one decode step of a whole model takes at least, by arithmetic: a
+    `Limit(num_bytes, operations, seconds, holds)`.
+
+    `shape` has num_layers, num_heads (query heads), num_kv_heads and head_dim. Every key and value
+    is read once: `stored.number_bytes` for each of its numbers, and `stored.scale_bytes` for its
+    scale. With a number of it, each query head of the group does one multiplication and one
+    addition; before that it is converted in `stored.convert` operations, once for the group. The
+    rest (softmax, queries, results) is small and not counted.
+
+    Reading: at `cpu.thread_rate` bytes per second for each thread, but for all together never more
+    than `cpu.memory_rate`. Arithmetic: at `cpu.flop_rate` operations per second for each thread. A
+    processor reads and computes at the same time, so the slower of the two takes all of the time.
+    `holds` is its name, "reading" or "arithmetic"; if they are equal, "reading".
+
+    One token, Shape(1, 4, 2, 10), Stored(4): 2 * 2 * 10 numbers are 160 bytes and 160 operations.
+    """
+    vectors = 2 * shape.num_layers * shape.num_kv_heads * sum(context_lens)  # keys and values
+    group = shape.num_heads // shape.num_kv_heads
+    num_bytes = vectors * (shape.head_dim * stored.number_bytes + stored.scale_bytes)
+    operations = vectors * shape.head_dim * (2 * group + stored.convert)
+    reading = num_bytes / min(threads * cpu.thread_rate, cpu.memory_rate)
+    computing = operations / (threads * cpu.flop_rate)
+    holds = "reading" if reading >= computing else "arithmetic"
+    return Limit(num_bytes, operations, max(reading, computing), holds)
+
+
 # ── Pieces for threads ────────────────────────────────────────────────────────────────────
 
 
@@ -314,37 +346,3 @@ def decode_step(token_ids, positions, block_tables, context_lens, slots, weights
         matmul(mixed, weights.down[layer], x, True, 0, hidden)
     rms_norm(x, weights.norm, weights.eps, normed)
     matmul(normed, weights.head, logits, False, 0, logits.shape[1])
-
-
-# ── What limits attention ─────────────────────────────────────────────────────────────────
-
-
-def attention_limit(
-    context_lens: list[int], shape: Shape, stored: Stored, cpu: Cpu, threads: int = 1
-) -> Limit:
-    """What attention in one decode step of a whole model takes at least, by arithmetic.
-
-    `shape` has num_layers, num_heads (query heads), num_kv_heads and head_dim. Every key and value
-    is read once, with its scale. With a number of it, each query head of the group does one
-    multiplication and one addition; before that it is converted, once for the group. The rest
-    (softmax, queries, results) is small and not counted.
-
-    Reading: K and V of a step come from the cache if all of them fit into it, at `cache_rate` for
-    each thread. Otherwise they come from memory, at `thread_rate` for each thread, but for all
-    together never more than `memory_rate`. Arithmetic: at `flop_rate` for each thread. A processor
-    reads and computes at the same time, so the slower of the two takes all of the time; if they
-    are equal, reading holds.
-
-    One token, Shape(1, 4, 2, 10), Stored(4): 2 * 2 * 10 numbers are 160 bytes and 160 operations.
-    """
-    vectors = 2 * shape.num_layers * shape.num_kv_heads * sum(context_lens)  # keys and values
-    group = shape.num_heads // shape.num_kv_heads
-    num_bytes = vectors * (shape.head_dim * stored.number_bytes + stored.scale_bytes)
-    operations = vectors * shape.head_dim * (2 * group + stored.convert)
-    if num_bytes <= cpu.cache_bytes:
-        place, rate = "cache", threads * cpu.cache_rate
-    else:
-        place, rate = "memory", min(threads * cpu.thread_rate, cpu.memory_rate)
-    reading, computing = num_bytes / rate, operations / (threads * cpu.flop_rate)
-    holds = place if reading >= computing else "arithmetic"
-    return Limit(num_bytes, operations, max(reading, computing), holds)

@@ -47,12 +47,10 @@ class Stored(NamedTuple):
 
 
 class Cpu(NamedTuple):
-    """What a CPU can do at most, measured."""
+    """What a CPU can do at most, measured. Bytes are those of K and V, read as attention does."""
 
-    cache_bytes: int  # of its last cache, which all threads share
-    cache_rate: float  # bytes per second that one thread reads from that cache
-    thread_rate: float  # bytes per second that one thread reads from memory
-    memory_rate: float  # bytes per second that all threads together read from memory
+    thread_rate: float  # bytes per second that one thread reads
+    memory_rate: float  # bytes per second that all threads together read, however many they are
     flop_rate: float  # operations per second of one thread
 
 
@@ -62,7 +60,7 @@ class Limit(NamedTuple):
     num_bytes: float  # to read
     operations: float
     seconds: float  # at least
-    holds: str  # what takes that long: "cache", "memory" or "arithmetic"
+    holds: str  # what takes that long: "reading" or "arithmetic"
 
 
 def weights_of(transformer: Transformer, block_size: int) -> Weights:

@@ -1,7 +1,6 @@
 """What this CPU can do: reading and multiplying on one thread, and what two threads cost."""
 
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -11,8 +10,6 @@ from minikv.course.chapters.ch09_cpu_kernels.given import compiled, in_threads
 from minikv.course.measure.timing import no_gc
 from minikv.cpu.kernels import matmul
 from minikv.cpu.tiles import ask_for, in_panels
-
-SIZES = [2**power for power in range(14, 29)]  # bytes: 16 KiB to 256 MiB
 
 
 def best(work: Callable[[], object], repeats: int = 5, calls: int = 1) -> float:
@@ -41,15 +38,13 @@ def _read(values, times):
     return found
 
 
-def read_rate(size: int, threads: int = 1, total: int = 2**27) -> float:
-    """Bytes per second of a kernel that reads `size` bytes, a part in each thread, again and
-    again."""
+def read_rate(size: int, total: int = 2**27) -> float:
+    """Bytes per second of a kernel that reads `size` bytes again and again, on one thread."""
     # A part of a large array: Linux gives that large pages. An array of a few MB may lie in small
     # ones, which take longer to read, and would look like a slow cache.
-    values = np.zeros(SIZES[-1] // 4, np.float32)[: size // 4]
+    values = np.zeros(max(2**25, size // 4), np.float32)[: size // 4]
     times = max(1, total // size)
-    calls = [(part, times) for part in np.array_split(values, threads)]
-    return size * times / best(lambda: in_threads(_read, calls), 3)
+    return size * times / best(lambda: _read(values, times), 3)
 
 
 def product_rate(size: int = 768) -> float:
@@ -61,21 +56,6 @@ def product_rate(size: int = 768) -> float:
         return 2 * size**3 / best(lambda: a @ b)
     finally:
         torch.set_num_threads(threads)
-
-
-def caches() -> dict[str, int]:
-    """The bytes of this core's caches, by name; empty where the system does not tell."""
-    found = {}
-    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        try:
-            kind, level, size = (
-                (folder / name).read_text().strip() for name in ("type", "level", "size")
-            )
-        except OSError:
-            continue
-        if kind != "Instruction" and size.endswith("K"):
-            found[f"L{level}"] = int(size[:-1]) * 1024
-    return found
 
 
 @compiled

@@ -1,11 +1,10 @@
-"""Pictures of chapter 09: which bytes are read when, and what this CPU can do at best.
+"""Pictures of chapter 09: which block is read when, and how fast K and V can be read.
 
-walks = walks_of(kernels, q, kv, tables, lens)   # what the kernels really read, watched
-walks_picture(walks)                             # a row per thread, a column per read
-walks_widget(walks)                              # the same over time, on the pool
+walks = [walk("by head", answers, [kernel], q, kv, tables, lens)]   # what it really reads, watched
+walks_widget(walks)                                                 # on the pool, over time
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from types import ModuleType
@@ -14,9 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import LogLocator
 
-from minikv.course.chapters.ch08_triton_paged_attention.pictures import Roof
 from minikv.course.chapters.ch09_cpu_kernels.watch import Watch, Watched, plainly
 from minikv.course.pictures import style
 from minikv.course.pictures.player import Player
@@ -77,62 +74,9 @@ def walk(
     return Walk(way, threads, num_blocks, kv_heads, block_size * 2 * dim * num_bytes)
 
 
-def walks_picture(walks: Seq[Walk]) -> style.Picture:
-    """A row for each thread, a column for each fetch; the number is the block's id."""
-    rows = sum(len(walk.threads) for walk in walks)
-    figure, axes = style.canvas(0.35 + 0.32 * len(walks) + 0.34 * rows + 0.5)
-    last = max(walk.last for walk in walks)
-    left, wide = 0.95, (style.WIDTH - 1.05) / last
-    y = 0.1
-    for one in walks:
-        text = f"{one.way}: {sum(map(len, one.threads))} fetches, {one.num_bytes:,} bytes"
-        axes.text(
-            0.1, y + 0.17, text, fontsize=9.5, fontweight="bold", va="center", color=style.INK
-        )
-        y += 0.32
-        for number, reads in enumerate(one.threads):
-            axes.text(
-                0.1, y + 0.14, f"thread {number}", fontsize=8.5, va="center", color=style.FAINT
-            )
-            for place, read in enumerate(reads):
-                _draw_read(axes, left + place * wide, y, wide, read, f"{read.block}")
-            y += 0.34
-    axes.annotate("", (style.WIDTH - 0.1, y + 0.08), (left, y + 0.08),
-                  arrowprops=dict(arrowstyle="->", color=style.FAINT))  # fmt: skip
-    axes.text(left, y + 0.26, "time, one fetch after another", fontsize=8.5, va="center",
-              color=style.FAINT)  # fmt: skip
-    axes.text(style.WIDTH - 0.1, y + 0.26, "with a dark edge below: KV head 1", fontsize=8.5,
-              va="center", ha="right", color=style.FAINT)  # fmt: skip
-    blocks: dict[int, dict[int, None]] = {}
-    for read in walks[0].threads[0]:
-        blocks.setdefault(read.sequence, {})[read.block] = None
-    for place, (row, held) in enumerate(sorted(blocks.items())):
-        x = left + place * (style.WIDTH - left) / len(blocks)
-        _draw_read(axes, x, y + 0.42, 0.24, Read(0, 0, row), style.letter(row), 0.22)
-        axes.text(x + 0.3, y + 0.53, f"sequence {style.letter(row)}: blocks "
-                  f"{', '.join(map(str, held))}", fontsize=8.5, va="center",
-                  color=style.INK)  # fmt: skip
-    told = "; ".join(
-        f"{one.way}: {len(one.threads)} thread{'s' * (len(one.threads) > 1)}, "
-        f"{sum(map(len, one.threads))} fetches, the longest row {one.last}"
-        for one in walks
-    )
-    return style.Picture(figure, f"Which block each thread fetches, in order. {told}.")
-
-
-def _draw_read(axes, x, y, wide, read: Read, text: str, high: float = 0.28) -> None:
-    color = style.tint(style.color(read.sequence), 0.55)
-    axes.add_patch(
-        Rectangle((x, y), wide * 0.94, high, facecolor=color, edgecolor=style.INK, linewidth=0.6)
-    )
-    if read.kv_head:
-        axes.add_patch(Rectangle((x, y + high), wide * 0.94, -0.2 * high, facecolor=style.INK))
-    axes.text(x + wide * 0.47, y + 0.42 * high, text, fontsize=8.3, ha="center", va="center",
-              color=style.INK)  # fmt: skip
-
-
 def walks_widget(walks: Seq[Walk]) -> Player:
-    """Play, pause and a slider over the fetches: all walks above each other, on one clock."""
+    """Play, pause and a slider over the fetches: all walks above each other, on one clock. It
+    begins at the end, where each block says how often it was fetched."""
 
     def caption(step: int) -> str:
         said = []
@@ -140,11 +84,11 @@ def walks_widget(walks: Seq[Walk]) -> Player:
             done = sum(min(step, len(reads)) for reads in one.threads)
             total = sum(map(len, one.threads))
             state = "done" if done == total else f"{done} of {total} fetches"
-            said.append(f"{one.way}: {state}, {done * one.read_bytes:,} bytes")
+            said.append(f"{one.way}: {state}, {done * one.read_bytes:,} bytes; ends at {one.last}")
         return f"<div style='line-height:1.4'>{'<br>'.join(said)}</div>"
 
     last = max(one.last for one in walks)
-    return Player("the walks", last, lambda step: walks_frame(walks, step), caption)
+    return Player("the walks", last, lambda step: walks_frame(walks, step), caption, start=last)
 
 
 def walks_frame(walks: Seq[Walk], step: int) -> Figure:
@@ -190,89 +134,14 @@ def walks_frame(walks: Seq[Walk], step: int) -> Figure:
 # ── How fast ──────────────────────────────────────────────────────────────────────────────
 
 
-def rates_picture(sizes: Seq[int], rates: Seq[float], stages: dict[str, int]) -> style.Picture:
-    """Bytes per second by how much is read again and again; the caches' sizes as lines."""
-    best, last = max(rates) / 1e9, rates[-1] / 1e9
-    title = f"Reading: up to {best:,.0f} GB/s from a cache, {last:,.0f} GB/s of {_size(sizes[-1])}"
-    figure, axes = style.new_axes(title, "bytes read, over and over", "GB/s", height=3.2)
-    axes.plot(sizes, [rate / 1e9 for rate in rates], "o-", color=style.PALETTE[0], markersize=5)
-    axes.set(xscale="log", ylim=(0, 1.15 * best))
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda value, _: _size(value))
-    for name, size in stages.items():
-        if sizes[0] <= size <= sizes[-1]:
-            axes.axvline(size, color=style.FAINT, linewidth=0.8, linestyle=":")
-            axes.text(size, 1.13 * best, f" {name}", fontsize=8.5, va="top", color=style.FAINT)
-    told = "; ".join(f"{_size(s)} {r / 1e9:.0f}" for s, r in zip(sizes, rates, strict=True))
-    return style.Picture(figure, f"GB/s by size of what is read. {told}.")
-
-
-def _size(value: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:,.0f} {unit}"
-        value /= 1024
-    return f"{value:,.0f} GiB"
-
-
-class Point(NamedTuple):
-    """A kernel's run: what it moved and computed, and how long that took."""
-
-    name: str
-    batch: int
-    num_bytes: float
-    operations: float
-    seconds: float
-
-    @property
-    def intensity(self) -> float:
-        return self.operations / self.num_bytes
-
-    @property
-    def rate(self) -> float:
-        return self.operations / self.seconds
-
-
-def cpu_roofline(roofs: dict[str, Roof], points: Seq[Point]) -> style.Picture:
-    """Attained over attainable operations per second (Williams et al., 2009), measured both."""
-    upper = next(iter(roofs.values()))
-    most = max(point.batch for point in points)
-    shares = {p.name: p.rate / upper.attainable(p.intensity) for p in points if p.batch == most}
-    least, best = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
-    title = f"Batch {most}, share of the roof: {shares[least]:.0%} ({least}), {shares[best]:.0%} "
-    title += f"({best})"
-    figure, axes = style.new_axes(
-        title, "operations per byte that must be read", "GFLOP/s: 10⁹ operations per second",
-        height=4.4,
-    )  # fmt: skip
-    places_of = [point.intensity for point in points]
-    ends = [min(places_of) / 2, 4 * max(places_of)]
-    for (name, roof), line in zip(roofs.items(), ("-", "--"), strict=False):
-        places = [ends[0], min(max(roof.bend, ends[0]), ends[1]), ends[1]]
-        axes.plot(places, [roof.attainable(x) / 1e9 for x in places], line, color=style.PALETTE[0],
-                  linewidth=2, label=name)  # fmt: skip
-    marks = dict(zip(dict.fromkeys(point.name for point in points), "osD^", strict=False))
-    for place, (name, mark) in enumerate(marks.items()):
-        of = [point for point in points if point.name == name]
-        axes.plot([p.intensity for p in of], [p.rate / 1e9 for p in of], mark, linestyle=":",
-                  color=style.PALETTE[(3, 5, 1, 4)[place]], markersize=7, label=name)  # fmt: skip
-        above = max(points, key=lambda point: point.rate).name == name
-        for at in dict.fromkeys(point.intensity for point in of):  # one label for marks that meet
-            met = [point for point in of if point.intensity == at]
-            at_y = (max if above else min)(point.rate for point in met) / 1e9
-            axes.annotate(", ".join(f"{point.batch}" for point in met), (at, at_y),
-                          (7, 5) if above else (7, -12), textcoords="offset points",
-                          fontsize=8.5, color=style.INK)  # fmt: skip
-    lowest = min(point.rate for point in points) / 1e9
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=(lowest / 2, 2 * upper.rate / 1e9))
-    axes.minorticks_off()
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 3)))
-        axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
-    figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=9)
-    told = "; ".join(
-        f"{p.name}, batch {p.batch}: {p.intensity:.1f} operations per byte, {p.rate / 1e9:.1f} "
-        "GFLOP/s"
-        for p in points
-    )
-    return style.Picture(figure, f"Rooflines on log scales. {told}.", "Numbers: the batch.")
+def rates_picture(rates: Mapping[str, float]) -> style.Picture:
+    """Tokens per second whose K and V are read, a bar for each way of `kv_rates`."""
+    figure, axes = style.new_axes("Reading K and V, without computing", "tokens per µs", "",
+                                  height=0.9 + 0.36 * len(rates))  # fmt: skip
+    for place, rate in enumerate(rates.values()):
+        axes.barh(place, rate / 1e6, 0.7, color=style.tint(style.PALETTE[0], 0.7))
+        axes.text(rate / 1e6, place, f" {rate / 1e6:.1f}", va="center", fontsize=9.5)
+    axes.set_yticks(range(len(rates)), labels=list(rates))
+    axes.set(ylim=(len(rates) - 0.5, -0.5), xlim=(0, 1.1e-6 * max(rates.values())))
+    told = "; ".join(f"{way}: {rate / 1e6:.1f}" for way, rate in rates.items())
+    return style.Picture(figure, f"Tokens per µs whose K and V are read. {told}.")

@@ -370,81 +370,70 @@ def _(mine):
     compare(out, naive(*REAL.arguments), f"{REAL.what}, in two calls")
 
 
-# ── 09.3 Pieces for threads ───────────────────────────────────────────────────────────────
+# ── 09.3 What limits attention here ───────────────────────────────────────────────────────
 
-# A case is (context lengths, KV heads, pieces).
-
-
-def shares(mine, case, log: Log) -> None:
-    lens, kv_heads, num_pieces = case
-    what = f"contexts of {', '.join(map(str, lens))}, {counted(kv_heads, 'KV head')}, "
-    what += counted(num_pieces, "piece")
-    found = log.call(what, mine.share, list(lens), kv_heads, num_pieces, see=False)
-    if log.events[-1].error is not None:
-        return
-    try:
-        pieces = [(int(first), int(last)) for first, last in found]
-    except (TypeError, ValueError):
-        log("", {"pieces, as pairs (first, last):": False})
-        return
-    work = [length for length in lens for _ in range(kv_heads)]
-    joins = [(before[1], first) for before, (first, _) in pairwise(pieces)]
-    items = [item for first, last in pieces for item in range(first, last)]
-    even = sum(work) / num_pieces + max(lens)
-    longest = max((sum(work[first:last]) for first, last in pieces), default=0)
-    log("", {
-        "items, from the first piece to the last:": items,
-        "pieces:": len(pieces),
-        "pieces that end before they begin, or do not begin where the previous one ends:": sum(
-            first > last for first, last in pieces) + sum(end != first for end, first in joins),
-        "the piece with the most work, in tokens:": at_most(int(even), longest),
-    })  # fmt: skip
+# A program: context lengths, shape, format, machine, threads. With COUNT only bytes and operations
+# are seen. Reading holds on SLOW, whose memory is full with two threads, and on WIDE, where each
+# thread adds its rate; arithmetic on WEAK.
+FLOAT32, INT8, INT4 = Stored(4.0), Stored(1.0, 4, 2), Stored(0.5, 2, 3)
+COUNT = Cpu(1.0, 1.0, 1.0)
+SLOW = Cpu(2e3, 3e3, 1e12)
+WIDE = Cpu(2e3, 1e12, 1e12)
+WEAK = Cpu(1e12, 1e12, 7e3)
 
 
-def random_batch(seed: int) -> tuple[tuple[int, ...], int, int]:
+def limits(mine, program, log: Log) -> None:
+    lens, shape, stored, machine, threads = program
+    lens = list(lens)
+    text = (
+        f"contexts {lens}, {shape}, {stored}, {machine}, {counted(threads, 'thread')}"
+        if len(lens) < 9
+        else f"{len(lens)} contexts"
+    )
+    more = (threads,) if threads > 1 else ()
+    found = log.call(text, partial(mine.attention_limit, lens, shape, stored, machine, *more),
+                     see=False)  # fmt: skip
+    if log.events[-1].error is None:
+        fields = ("num_bytes", "operations", "seconds", "holds")[: 2 if machine == COUNT else 4]
+        log(text, {f"{name} is": plain(getattr(found, name, None)) for name in fields})
+
+
+def random_limit(seed: int) -> tuple:
     draw = random.Random(seed)
-    most = draw.choice((3, 40, 2000))
-    lens = tuple(draw.randrange(1, most) for _ in range(draw.randrange(1, 2 + seed // 8)))
-    return lens, draw.choice((1, 2, 8)), draw.randrange(1, 9)
+    kv_heads, lens = draw.randrange(1, 5), [draw.randrange(1, 900) for _ in range(seed % 7 + 1)]
+    shape = Shape(draw.randrange(1, 40), kv_heads * draw.randrange(1, 9), kv_heads, seed % 97 + 1)
+    machine = Cpu(*(10 ** draw.uniform(9, 11) for _ in range(3)))
+    return lens, shape, draw.choice((FLOAT32, INT8, INT4)), machine, draw.choice((1, 1, 2, 8, 64))
 
 
 scenario(
-    "09.3", in_python(shares),
-    line("one piece", "where does the last piece end?", ((5,), 1, 1), ((4, 9, 2), 2, 1)),
-    line("contexts of equal length", "how many items are there?",
-         ((8, 8), 1, 2), ((8, 8, 8, 8), 2, 2), ((4, 4, 4), 1, 2), ((4,) * 7, 2, 4)),
-    line("the example, and contexts of very different length", "tokens, or items?",
-         ((90, 10, 10, 10), 1, 2), ((10, 10, 10, 90), 1, 2), ((900, *(10,) * 31), 2, 2),
-         ((*(10,) * 31, 900), 2, 4), ((1, 500, 1, 1, 500, 1), 1, 3)),
-    line("several KV heads, and very different lengths", "which sequence is item w of?",
-         ((300, 10, 10, 10), 4, 4), ((10, 400, 10), 3, 3)),
-    line("fewer items than pieces", "a piece may be empty",
-         ((7,), 1, 2), ((7, 3), 1, 4), ((5,), 2, 8)),
-    line("200 random batches", "the lines above: tokens, cuts, and what is left for the last piece",
-         *map(random_batch, range(200))),
-    in_turn=True,
+    "09.3", limits,
+    Group("one token: its bytes and its operations",
+          [((1,), shape, FLOAT32, COUNT, 1) for shape in (Shape(1, 1, 1, 5), Shape(3, 2, 2, 5))],
+          "the factors: keys and values, layers, KV heads, head dim"),
+    Group("several contexts", [((3, 8), Shape(2, 2, 2, 5), FLOAT32, COUNT, 1),
+                               ((9, 1, 1, 1), Shape(1, 3, 3, 7), FLOAT32, COUNT, 1)],
+          "what does a short context read beside a long one?"),
+    Group("groups of query heads", [((3,), Shape(2, 6, 2, 5), FLOAT32, COUNT, 1),
+                                    ((4, 2), Shape(1, 8, 1, 3), FLOAT32, COUNT, 1)],
+          "what is done once for a group, and what for each of its query heads?"),
+    Group("formats of 8 and 4 bits",
+          [((4,), Shape(2, 2, 2, 6), INT8, COUNT, 1), ((4,), Shape(2, 6, 2, 6), INT8, COUNT, 1),
+           ((3, 5), Shape(2, 8, 2, 7), INT4, COUNT, 1), ((3,), Shape(1, 4, 2, 7), INT4, COUNT, 1)],
+          "how many scales does a token have, and how often is a number converted?"),
+    Group("one thread: reading holds, or arithmetic",
+          [((4,), Shape(2, 4, 2, 5), FLOAT32, machine, 1) for machine in (SLOW, WEAK)],
+          "which rate does one thread reach, and which of the two times is waited for?"),
+    Group("several threads",
+          [((7, 5), Shape(3, 6, 2, 8), FLOAT32, machine, n) for n in (2, 3)
+           for machine in (SLOW, WIDE, WEAK)],
+          "which rates are those of one thread, and which is that of all together?"),
+    Group("reading and arithmetic take about as long",
+          [((10,), Shape(1, 2, 1, 8), FLOAT32, Cpu(1e3, 1e9, rate), 1)
+           for rate in (999.0, 1000.0, 1001.0, 3000.0)],
+          "do reading and computing happen at the same time?"),
+    Group("any machine", [random_limit(seed) for seed in range(120)], LINES_ABOVE),
 )  # fmt: skip
-
-
-@check(
-    "09.3",
-    "two pieces of a real batch hold all of its items",
-    "two pieces have an item in common, or an item is in no piece",
-    "what does decode_in_threads do with the pieces?",
-)
-def _(mine):
-    arguments = [tensor(value) for value in REAL.arguments]
-    try:
-        with plainly(mine):  # the kernel is compiled elsewhere
-            pieces = mine.share(list(REAL.lens), REAL.kv_heads, 2)
-    except Exception:
-        return  # the lines above tell it
-    work = sum(last - first for first, last in pieces)
-    if work != len(REAL.lens) * REAL.kv_heads:
-        raise Wrong(
-            f"{counted(work, 'item')} in all pieces, expected 6, of {len(arguments[0])} "
-            "sequences with 2 KV heads"
-        )
 
 
 # ── 09.4 Two bugs ─────────────────────────────────────────────────────────────────────────
@@ -698,81 +687,87 @@ def _(mine):
     compare(logits[0], lm.logits(prompt)[-1], what)
 
 
-# ── 09.7 What limits attention here ───────────────────────────────────────────────────────
+# ── 09.7 Two equal prompts, different tokens ──────────────────────────────────────────────
 
-# A program: context lengths, shape, format, machine, threads. With COUNT only bytes and operations
-# are seen. Memory holds on SLOW, whose cache has no room, the cache on NEAR, arithmetic on WEAK.
-FLOAT32, INT8, INT4 = Stored(4.0), Stored(1.0, 4, 2), Stored(0.5, 2, 3)
-COUNT = Cpu(0, 1.0, 1.0, 1.0, 1.0)
-SLOW = Cpu(0, 1e9, 2e3, 3e3, 1e12)
-NEAR = Cpu(10**9, 5e3, 2e3, 3e3, 1e12)
-WEAK = Cpu(10**9, 1e12, 1e12, 1e12, 7e3)
+# A program is (tokens, borders of the steps that compute them, other sequences in each step). The
+# first step's tokens may have come from the prefix cache: then only later ones are computed. With a
+# fourth entry, the second half of the text has the keys of the first and the opposite values.
 
 
-def limits(mine, program, log: Log) -> None:
-    lens, shape, stored, machine, threads = program
-    lens = list(lens)
-    text = (
-        f"contexts {lens}, {shape}, {stored}, {machine}, {counted(threads, 'thread')}"
-        if len(lens) < 9
-        else f"{len(lens)} contexts"
-    )
-    more = (threads,) if threads > 1 else ()
-    found = log.call(text, partial(mine.attention_limit, lens, shape, stored, machine, *more),
-                     see=False)  # fmt: skip
-    if log.events[-1].error is None:
-        fields = ("num_bytes", "operations", "seconds", "holds")[: 2 if machine == COUNT else 4]
-        log(text, {f"{name} is": plain(getattr(found, name, None)) for name in fields})
+def rows_of(mine, q, k, v, borders, others: int, log: Log):
+    """The rows of one sequence, step by step, beside others."""
+    found = []
+    for start, end in pairwise(borders):
+        beside = [(5 + 3 * i, 1 + i % 3) for i in range(others)]
+        more = [(q[:length][-own:], k[:length], v[:length]) for length, own in beside]
+        step = [(q[start:end], k[:end], v[:end]), *more]
+        parts = [[one.clone() for one in part] for part in zip(*step, strict=True)]
+        rows = log.call("", partial(mine.attend_step, *parts), see=False)
+        if log.events[-1].error is not None:
+            return None
+        found.append(rows[0])
+    return torch.cat(found)
 
 
-def edge(spare: int) -> Cpu:
-    """A machine whose cache holds all K and V of EDGE, and `spare` bytes more."""
-    return Cpu(2 * 3 * 2 * 12 * 8 * 4 + spare, 5e3, 2e3, 3e3, 1e12)
+def same_bits(mine, program, log: Log) -> None:
+    num_tokens, borders, others, *cancels = program
+    draw = torch.Generator().manual_seed(num_tokens)
+    q, k, v = torch.randn(3, num_tokens, 8, generator=draw)
+    if cancels:
+        half = num_tokens // 2
+        k[half:], v[half:] = k[:half], -v[:half]
+    steps = " ".join(f"{a}-{b}" for a, b in pairwise(borders))
+    cached = f"{borders[0]} tokens cached, " if borders[0] else ""
+    beside = f", beside {counted(others, 'other sequence')}" if others else ""
+    halves = " whose halves cancel" if cancels else ""
+    log(f"a text of {counted(num_tokens, 'token')}{halves}: {cached}steps {steps}{beside}")
+    alone = rows_of(mine, q, k, v, [0, num_tokens], 0, log)
+    found = rows_of(mine, q, k, v, borders, others, log) if alone is not None else None
+    if found is None:
+        return
+    log("", {"result:": found})
+    differ = int((found != alone[borders[0] :]).any(-1).sum())
+    told = f"{differ} of {len(found)}" if differ else "none"
+    log("the same text alone, in one step, with a cold cache", {"rows with other bits:": told})
 
 
-EDGE = ((7, 5), Shape(3, 6, 2, 8), FLOAT32)
-
-
-def random_limit(seed: int) -> tuple:
+def random_steps(seed: int) -> tuple[int, list[int], int]:
     draw = random.Random(seed)
-    kv_heads, lens = draw.randrange(1, 5), [draw.randrange(1, 900) for _ in range(seed % 7 + 1)]
-    shape = Shape(draw.randrange(1, 40), kv_heads * draw.randrange(1, 9), kv_heads, seed % 97 + 1)
-    rates = [10 ** draw.uniform(9, 11) for _ in range(4)]
-    machine = Cpu(2 ** draw.randrange(16, 30), *rates)
-    return lens, shape, draw.choice((FLOAT32, INT8, INT4)), machine, draw.choice((1, 1, 2, 8, 64))
+    num_tokens = draw.randint(2, 70)
+    places = sorted(draw.sample(range(num_tokens), draw.randint(1, min(4, num_tokens))))
+    return num_tokens, [*places, num_tokens], draw.randrange(6)
 
 
 scenario(
-    "09.7", limits,
-    Group("one token: its bytes and its operations",
-          [((1,), shape, FLOAT32, COUNT, 1) for shape in (Shape(1, 1, 1, 5), Shape(3, 2, 2, 5))],
-          "the factors: keys and values, layers, KV heads, head dim"),
-    Group("several contexts", [((3, 8), Shape(2, 2, 2, 5), FLOAT32, COUNT, 1),
-                               ((9, 1, 1, 1), Shape(1, 3, 3, 7), FLOAT32, COUNT, 1)],
-          "what does a short context read beside a long one?"),
-    Group("groups of query heads", [((3,), Shape(2, 6, 2, 5), FLOAT32, COUNT, 1),
-                                    ((4, 2), Shape(1, 8, 1, 3), FLOAT32, COUNT, 1)],
-          "what is done once for a group, and what for each of its query heads?"),
-    Group("formats of 8 and 4 bits",
-          [((4,), Shape(2, 2, 2, 6), INT8, COUNT, 1), ((4,), Shape(2, 6, 2, 6), INT8, COUNT, 1),
-           ((3, 5), Shape(2, 8, 2, 7), INT4, COUNT, 1), ((3,), Shape(1, 4, 2, 7), INT4, COUNT, 1)],
-          "how many scales does a token have, and how often is a number converted?"),
-    Group("one thread: memory holds, or arithmetic",
-          [((4,), Shape(2, 4, 2, 5), FLOAT32, machine, 1) for machine in (SLOW, WEAK)],
-          "which rate does one thread reach, and which of the two times is waited for?"),
-    Group("in the cache, or not", [((4,), Shape(2, 2, 2, 5), FLOAT32, NEAR, 1),
-                                   *((*EDGE, edge(spare), 1) for spare in (1, 0, -1, -500))],
-          "all K and V of a step: how many bytes is that, and do they fit?"),
-    Group("several threads",
-          [(*EDGE, machine, n) for n in (2, 3)
-           for machine in (SLOW, NEAR, WEAK, edge(0), edge(-1), edge(-800))],
-          "which rates are those of one thread, and which is that of all together?"),
-    Group("reading and arithmetic take about as long",
-          [((10,), Shape(1, 2, 1, 8), FLOAT32, Cpu(0, 1e9, 1e3, 1e9, rate), 1)
-           for rate in (999.0, 1000.0, 1001.0, 3000.0)],
-          "do reading and computing happen at the same time?"),
-    Group("any machine", [random_limit(seed) for seed in range(120)], LINES_ABOVE),
-)  # fmt: skip
+    "09.7",
+    same_bits,
+    Group(
+        "alone, in one step",
+        [(1, [0, 1], 0), (5, [0, 5], 0), (40, [0, 40], 0)],
+        look="which keys does each query see?",
+    ),
+    Group(
+        "beside other sequences",
+        [(20, [0, 20], 1), (40, [0, 40], 3), (40, [0, 40], 7), (70, [0, 70], 4)],
+        look="what in this function depends on how many sequences there are?",
+    ),
+    Group(
+        "in chunks",
+        [(20, [0, 5, 20], 0), (40, [0, 17, 40], 0), (40, [0, 16, 30, 40], 0), (50, [0, 49, 50], 0)],
+        look="where does a part begin, for a query of the second chunk?",
+    ),
+    Group(
+        "with a warm cache",
+        [(20, [19, 20], 0), (40, [20, 40], 0), (40, [37, 40], 0), (66, [65, 66], 0)],
+        look="where does a part begin, if most of the context was cached?",
+    ),
+    Group("any steps", [random_steps(seed) for seed in range(40)], look=LINES_ABOVE),
+    Group(
+        "where values cancel",
+        [(num_tokens, [0, 17, num_tokens], 2, "cancels") for num_tokens in (20, 40, 60)],
+        look="are the sums the same, or only equal after rounding?",
+    ),
+)
 
 
 # ── The reader's parts in the engine ──────────────────────────────────────────────────────
@@ -800,7 +795,6 @@ def run_decodes(name: str, mine, lm: minikv.LanguageModel) -> str:
 
 runs_model("09.1")(partial(run_decodes, "decode"))
 runs_model("09.2")(partial(run_decodes, "decode_by_group"))
-runs_model("09.3")(partial(run_decodes, "decode_in_threads"))
 
 
 @runs_model("09.4")
@@ -820,11 +814,11 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     return f"{generate(lm, engine_by(lm, step=mine.decode_step))}: every decode step one program."
 
 
-@runs_model("09.7")
+@runs_model("09.3")
 def _(mine, lm: minikv.LanguageModel) -> str:
     engine = minikv.Engine(lm, minikv.EngineConfig(num_blocks=64))
     lens = [len(lm.encode(text)) for text in PROMPTS]
-    limit = mine.attention_limit(lens, lm.config, FLOAT32, NEAR)
+    limit = mine.attention_limit(lens, lm.config, FLOAT32, SLOW)
     witness(limit.num_bytes)
     kept = sum(lens) * engine.store.bytes_per_token
     if limit.num_bytes != kept:

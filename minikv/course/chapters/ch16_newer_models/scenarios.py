@@ -2,7 +2,6 @@
 
 import random
 from functools import cache, partial
-from itertools import pairwise
 from types import SimpleNamespace
 
 import torch
@@ -534,86 +533,3 @@ def _(mine, lm: minikv.LanguageModel) -> str:
         engine.check()
         last, prompt = prompt, prompt + output.token_ids + text[:4]
     return f"an agent's third turn found {found} of {len(last)} tokens while others filled the pool"
-
-
-# ── 16.6 Two equal prompts, different tokens ──────────────────────────────────
-
-# A program is (tokens, borders of the steps that compute them, other sequences in each step). The
-# first step's tokens may have come from the prefix cache: then only later ones are computed. With a
-# fourth entry, the second half of the text has the keys of the first and the opposite values.
-
-
-def rows_of(mine, q, k, v, borders, others: int, log: Log):
-    """The rows of one sequence, step by step, beside others."""
-    found = []
-    for start, end in pairwise(borders):
-        beside = [(5 + 3 * i, 1 + i % 3) for i in range(others)]
-        more = [(q[:length][-own:], k[:length], v[:length]) for length, own in beside]
-        step = [(q[start:end], k[:end], v[:end]), *more]
-        parts = [[one.clone() for one in part] for part in zip(*step, strict=True)]
-        rows = log.call("", partial(mine.attend_step, *parts), see=False)
-        if log.events[-1].error is not None:
-            return None
-        found.append(rows[0])
-    return torch.cat(found)
-
-
-def same_bits(mine, program, log: Log) -> None:
-    num_tokens, borders, others, *cancels = program
-    draw = torch.Generator().manual_seed(num_tokens)
-    q, k, v = torch.randn(3, num_tokens, 8, generator=draw)
-    if cancels:
-        half = num_tokens // 2
-        k[half:], v[half:] = k[:half], -v[:half]
-    steps = " ".join(f"{a}-{b}" for a, b in pairwise(borders))
-    cached = f"{borders[0]} tokens cached, " if borders[0] else ""
-    beside = f", beside {counted(others, 'other sequence')}" if others else ""
-    halves = " whose halves cancel" if cancels else ""
-    log(f"a text of {counted(num_tokens, 'token')}{halves}: {cached}steps {steps}{beside}")
-    alone = rows_of(mine, q, k, v, [0, num_tokens], 0, log)
-    found = rows_of(mine, q, k, v, borders, others, log) if alone is not None else None
-    if found is None:
-        return
-    log("", {"result:": found})
-    differ = int((found != alone[borders[0] :]).any(-1).sum())
-    told = f"{differ} of {len(found)}" if differ else "none"
-    log("the same text alone, in one step, with a cold cache", {"rows with other bits:": told})
-
-
-def random_steps(seed: int) -> tuple[int, list[int], int]:
-    draw = random.Random(seed)
-    num_tokens = draw.randint(2, 70)
-    places = sorted(draw.sample(range(num_tokens), draw.randint(1, min(4, num_tokens))))
-    return num_tokens, [*places, num_tokens], draw.randrange(6)
-
-
-scenario(
-    "16.6",
-    same_bits,
-    Group(
-        "alone, in one step",
-        [(1, [0, 1], 0), (5, [0, 5], 0), (40, [0, 40], 0)],
-        look="which keys does each query see?",
-    ),
-    Group(
-        "beside other sequences",
-        [(20, [0, 20], 1), (40, [0, 40], 3), (40, [0, 40], 7), (70, [0, 70], 4)],
-        look="what in this function depends on how many sequences there are?",
-    ),
-    Group(
-        "in chunks",
-        [(20, [0, 5, 20], 0), (40, [0, 17, 40], 0), (40, [0, 16, 30, 40], 0), (50, [0, 49, 50], 0)],
-        look="where does a part begin, for a query of the second chunk?",
-    ),
-    Group(
-        "with a warm cache",
-        [(20, [19, 20], 0), (40, [20, 40], 0), (40, [37, 40], 0), (66, [65, 66], 0)],
-        look="where does a part begin, if most of the context was cached?",
-    ),
-    Group("any steps", [random_steps(seed) for seed in range(40)], look=LINES_ABOVE),
-    Group(
-        "where values cancel",
-        [(num_tokens, [0, 17, num_tokens], 2, "cancels") for num_tokens in (20, 40, 60)],
-        look="are the sums the same, or only equal after rounding?",
-    ),
-)

@@ -1,4 +1,4 @@
-"""Chapter 16: the same text, other bits. Attention of a step in parts, and a tie of two tokens."""
+"""Chapter 09: the same text, other bits. Attention of a step in parts, and a tie of two tokens."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise

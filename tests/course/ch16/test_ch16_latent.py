@@ -1,12 +1,10 @@
-"""Chapter 16's latent attention, against itself, `transformers` and counting; and its ties."""
+"""Chapter 16's latent attention, against itself, `transformers` and counting."""
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-import minikv
 from minikv import BlockPool, BlockTable
-from minikv.course.chapters.ch16_newer_models.invariance import WAYS, find_tie, logits_of
 from minikv.course.chapters.ch16_newer_models.latent import (
     LatentStore,
     LatentWeights,
@@ -108,19 +106,3 @@ def test_deepseek_v2():
     """The figures of the paper's table: 576 numbers in place of 128 heads."""
     numbers = cached_numbers(heads=128, nope=128, rope=64, value=128, latent=512)
     assert numbers == {"K and V": 40_960, "latents": 576}
-
-
-@torch.inference_mode()
-def test_a_tie_that_flips_with_a_warm_cache():
-    lm = minikv.load("tinypy")
-    prompt = lm.encode("def area(width, height):\n    return width * height\n\n\n" * 5)[:65]
-    tied = find_tie(lm, prompt)
-    usual, fixed = (
-        [logits_of(tied, prompt, way, batch_invariant=mode) for way in WAYS]
-        for mode in (False, True)
-    )
-    assert usual[0].argmax() != usual[1].argmax()
-    assert torch.allclose(usual[0], usual[1], atol=1e-4)
-    assert all(torch.equal(fixed[0], other) for other in fixed)
-    top = fixed[0].topk(3).values
-    assert top[0] - top[1] < 1e-5 < top[1] - top[2]
