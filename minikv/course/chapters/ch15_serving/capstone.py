@@ -296,7 +296,7 @@ def run(args: argparse.Namespace) -> int:
 
     def tell(text: str) -> None:
         nonlocal told
-        print(f"\r{text:{told}}", end="", file=sys.stderr, flush=True)
+        print(f"\r{text:{told}}", end="\r", file=sys.stderr, flush=True)
         told = len(text)
 
     if args.begin is not None:
@@ -316,6 +316,7 @@ def run(args: argparse.Namespace) -> int:
         report = measure(minikv.load("tinypy"), make_engine, args.seed, tell)
         tell("")
     except (OSError, RuntimeError, SyntaxError, ValueError) as error:
+        tell("")
         print(error, file=sys.stderr)
         return 2
     for name, value in report.items():
