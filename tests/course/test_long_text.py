@@ -7,7 +7,6 @@ import torch
 
 import minikv
 from minikv.course.measure import long_text
-from minikv.course.measure.ring_costs import fragmentation_costs, shift_costs
 from minikv.ring import with_config
 
 
@@ -69,9 +68,3 @@ def test_errors_grow_with_shifts_and_with_coarser_numbers(lm):
     first, second, third = errors.values()
     assert all(a < b < c for a, b, c in zip(first, second, third, strict=True))
     assert first[-1] < 1e-4 and third[0] < 1e-2
-
-
-def test_costs_are_measured_on_the_states_they_name(lm, ids):
-    assert all(seconds > 0 for seconds in shift_costs(lm, ids, 64, repeats=1))
-    costs = fragmentation_costs(lm, ids, 64, repeats=1)
-    assert costs.fits_by_index and not costs.fits_in_a_run

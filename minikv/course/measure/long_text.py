@@ -11,7 +11,6 @@ in what a token sees. Positions go up to T, so the model needs a table of that l
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -137,33 +136,3 @@ def _turn_exactly(k: torch.Tensor, delta: int, frequencies: torch.Tensor) -> tor
     a, b = k.double().chunk(2, -1)
     turned = torch.complex(a, b) * torch.exp(1j * delta * frequencies.double())
     return torch.cat([turned.real, turned.imag], -1)
-
-
-class AfterShift(NamedTuple):
-    """Two distributions at the same positions: the ring's, and the oracle's on the same tokens."""
-
-    max_difference: float  # of any logit
-    kl: float  # nats per token, mean, of the ring's from the oracle's
-    same_top: float  # the share of positions with the same likeliest token
-
-
-def after_shift(
-    lm: LanguageModel, ids: Sequence[int], num_cells: int, n_keep: int, num_new: int
-) -> AfterShift:
-    """Fill a ring with `ids`, shift it once, append `num_new` more, and compare these positions
-    with the oracle on exactly the tokens that the ring still holds.
-
-    They are not equal: the K and V that stayed were computed while the discarded tokens were
-    visible. `ids` has num_cells + num_new tokens; num_new is at most what the shift frees.
-    """
-    cache = RingCache(lm.config, num_cells)
-    cache.append(lm, ids[:num_cells])
-    gone = context_shift(cache, n_keep)
-    new = ids[num_cells : num_cells + num_new]
-    ring = cache.append(lm, new)
-    visible = [*ids[:n_keep], *ids[n_keep + gone : num_cells], *new]
-    oracle = lm.logits(visible)[-num_new:]
-    log_ring, log_oracle = ring.log_softmax(-1), oracle.log_softmax(-1)
-    kl = (log_oracle.exp() * (log_oracle - log_ring)).sum(-1).mean()
-    same = (ring.argmax(-1) == oracle.argmax(-1)).float().mean()
-    return AfterShift(float((ring - oracle).abs().max()), float(kl), float(same))
