@@ -1,4 +1,5 @@
 # make lab     set up, check the machine, open JupyterLab on the first notebook
+#              make lab ROUTE=weekend also chooses a shorter route: weekend, course or everything
 # make test    set up if needed, then test the course and the engine; make test-all: all there is
 # make site    the course as pages for a browser, in build/site
 #
@@ -66,6 +67,7 @@ endef
 
 help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
+	@echo "make lab ROUTE=weekend  the same on a shorter route: weekend, course or everything"
 	@echo "make test       set up if needed, then lint, unit and property tests, notebooks, a browser"
 	@echo "make test-all   that, every known mistake, long random programs, faults, and the three below"
 	@echo "make setup      only make .venv and install into it"
@@ -120,6 +122,9 @@ $(TRUSTED): $(CHECKED) $(wildcard $(NOTEBOOKS))
 	@touch $@
 
 lab: $(TRUSTED)
+ifdef ROUTE
+	@$(BIN)/python -m minikv start --no-lab --route $(ROUTE)
+endif
 ifdef HEADLESS
 	@echo
 	@echo "There is no display here, so no browser opens."

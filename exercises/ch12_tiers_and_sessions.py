@@ -19,48 +19,22 @@ from minikv.tiers.identity import WAY_OUT, SessionError, bytes_of, checksum_of, 
 from minikv.tiers.moves import Copy, Place
 
 
-# ── 12.1 What two tiers find ──────────────────────────────────────────────────────
-def what_two_tiers_find() -> dict[str, float]:
-    """Hit rates of a device with 60 blocks and a host behind it, before anything is simulated.
-
-    12 conversations take turns, always in the same order: A, B, … L, A, B, … Each turn asks for the
-    10 full blocks of its conversation, which never change. Nothing is shared. Each tier evicts what
-    was used longest ago. Every conversation has had its first turn; all later turns count, and all
-    answers but the last are in per cent of the blocks asked for.
-
-    write-back      a block is in one tier. What is evicted from the device is written to the host;
-                    what is fetched from the host leaves it.
-    write-through   a block is written to the host as soon as it is there, and stays. What is
-                    evicted from the device is already below, and is dropped.
-
-    "device alone"         found on the device, without a host
-    "write-back, 80"       found in both tiers together, with 80 blocks of host
-    "on the device"        the part of it that is found on the device
-    "write-through, 80"    found in both tiers together, with 80 blocks of host
-    "write-through, 120"   the same, with 120 blocks of host
-    "random order"         found on the device, without a host, if each turn is that of a
-                           conversation drawn at random, all equally likely
-    "blocks written down"  blocks that a turn writes to the host on average: write-back, 80 blocks
-    """
-    raise NotImplementedError("Exercise 12.1: what_two_tiers_find")
-
-
-# ── 12.2 Down and back ────────────────────────────────────────────────────────────
+# ── 12.1 Down and back ────────────────────────────────────────────────────────────
 def demote(place: Place, device: BlockPool, host: BlockPool, copy: Copy) -> None:
     """Move a block one tier down, from the device to the host; its device block is released.
 
     `copy(from_block, to_block)` copies K and V from the device to the host. A block that is on the
     host already (write-through) is not copied again. All or nothing: raises ValueError if the block
     is not on the device or is held there by others too, and OutOfBlocks if the host has no room;
-    what `copy` raises is raised again.
+    what `copy` raises, KeyboardInterrupt too, is raised again.
 
     Worked example: device block 3 has one holder, host block 0 is free. copy(3, 0) is called while
     both have a holder. Afterwards the place says device None, host 0, and device block 3 is free.
     """
-    raise NotImplementedError("Exercise 12.2: demote")
+    raise NotImplementedError("Exercise 12.1: demote")
 
 
-# ── 12.2 Down and back ────────────────────────────────────────────────────────────
+# ── 12.1 Down and back ────────────────────────────────────────────────────────────
 def promote(
     place: Place, device: BlockPool, host: BlockPool, copy: Copy, keep: bool = False
 ) -> None:
@@ -69,10 +43,10 @@ def promote(
     `copy(from_block, to_block)` copies from the host to the device. A block that is on the device
     already is not copied; without `keep` it still leaves the host. `device.allocate` may first
     demote another block to make room, and a full host then evicts the oldest of its blocks that
-    has one holder. All or nothing: raises ValueError if the block is not on the host, and
-    OutOfBlocks if the device has no room; what `copy` raises is raised again.
+    has one holder. All or nothing, as in `demote`: raises ValueError if the block is not on the
+    host, and OutOfBlocks if the device has no room; what `copy` raises is raised again.
     """
-    raise NotImplementedError("Exercise 12.2: promote")
+    raise NotImplementedError("Exercise 12.1: promote")
 
 
 class HostTier:
@@ -91,11 +65,11 @@ class HostTier:
         self.blocks: OrderedDict[str, int] = OrderedDict()
         self.write = write
 
-    # ── 12.3 Found, but never written: broken, fix it ─────────────────────────────
+    # ── 12.2 Found, but never written: broken, fix it ─────────────────────────────
     def store(self, names: Sequence[str], contents: Sequence[object]) -> None:
-        """Keep each block of a prefix that is not here yet. One that cannot be written is left out,
-        and the next ones are still tried: a later store may fill the gap. If no block is free, the
-        least recently used one is forgotten."""
+        """Keep each block of a prefix that is not here yet. One that cannot be written is left out
+        and takes no memory; the next ones are still tried, as a later store may fill the gap. If no
+        block is free, the least recently used one is forgotten."""
         for name, content in zip(names, contents, strict=True):
             if name in self.blocks:
                 continue
@@ -108,7 +82,7 @@ class HostTier:
             except OSError:
                 continue  # the next request will compute it
 
-    # ── 12.3 Found, but never written: broken, fix it ─────────────────────────────
+    # ── 12.2 Found, but never written: broken, fix it ─────────────────────────────
     def find(self, names: Sequence[str]) -> int:
         """How many blocks of a prefix can be used from here: those before the first that is
         missing."""
@@ -123,18 +97,22 @@ class HostTier:
         return [self.memory[self.blocks[name]] for name in names[:count]]
 
 
-# ── 12.4 Fetch or compute ─────────────────────────────────────────────────────────
+# ── 12.3 Fetch or compute ─────────────────────────────────────────────────────────
 def break_even(bytes_per_token: float, link: Link, prefill: Prefill) -> float:
     """The length in tokens from which on fetching is faster than computing; inf if it never is.
+
+    A `Link` has a `latency` in seconds and a `bandwidth` in bytes per second, a `Prefill` a `rate`
+    in tokens per second and a `start` in seconds. The start of a step is left out: it is paid
+    either way, because at least one token is computed after every hit.
 
     Worked example: 1 ms of latency and 1 GB/s, 10,000 tokens/s, 50,000 bytes per token. A token
     takes 50 µs to fetch and 100 µs to compute: 50 µs are gained with each, and 20 tokens gain the
     latency.
     """
-    raise NotImplementedError("Exercise 12.4: break_even")
+    raise NotImplementedError("Exercise 12.3: break_even")
 
 
-# ── 12.4 Fetch or compute ─────────────────────────────────────────────────────────
+# ── 12.3 Fetch or compute ─────────────────────────────────────────────────────────
 def blocks_to_fetch(
     tiers: Seq[str],
     block_bytes: float,
@@ -144,18 +122,19 @@ def blocks_to_fetch(
 ) -> int:
     """How many of the blocks after the device's hit to fetch; the rest is computed.
 
-    `tiers` names the tier of each block, in order. A block can only be used with all before it, so
-    a slow tier in between may cost what a fast one behind it would gain. A link's latency is paid
-    once, by the first of its blocks. The answer has the least total time; of several such numbers
-    it is the smallest.
+    `tiers` names the tier of each block, in order, and `links` has the link of each. A block has
+    `block_size` tokens and `block_bytes` bytes. It can only be used with all before it, so a slow
+    tier in between may cost what a fast one behind it would gain. A link's latency is paid once, by
+    the first of its blocks. The answer has the least total time; of several such numbers it is the
+    smallest.
 
     Worked example: host, host, disk. The host takes 1 ms and 1 ms per block, the disk 10 ms and 2
     per block, computing 4 ms per block. For 0, 1, 2 and 3 blocks: 12, 10, 7 and 15 ms. So fetch 2.
     """
-    raise NotImplementedError("Exercise 12.4: blocks_to_fetch")
+    raise NotImplementedError("Exercise 12.3: blocks_to_fetch")
 
 
-# ── 12.5 Whole, or not there ──────────────────────────────────────────────────────
+# ── 12.4 Whole, or not there ──────────────────────────────────────────────────────
 def save(folder: Folder, name: str, data: bytes) -> None:
     """Write `data` to the file `name`: after a crash it is the old file or the new one, whole.
 
@@ -164,20 +143,21 @@ def save(folder: Folder, name: str, data: bytes) -> None:
     new. In either case the temporary one, `name + TEMPORARY`, is gone, and the caller gets the
     error.
     """
-    raise NotImplementedError("Exercise 12.5: save")
+    raise NotImplementedError("Exercise 12.4: save")
 
 
-# ── 12.6 A session for this model and no other ────────────────────────────────────
+# ── 12.5 A session for this model and no other ────────────────────────────────────
 def add_tensors(digest: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     """Feed names, dtypes, shapes and bytes of tensors to a hash, such as hashlib.sha256().
 
     Equal tensors under equal names give equal digests, in whatever order they are listed and
-    however they lie in memory; anything else gives another digest. See `bytes_of`.
+    however they lie in memory; anything else gives another digest. A name may be any text.
+    `bytes_of` gives the bytes of a tensor, row by row.
     """
-    raise NotImplementedError("Exercise 12.6: add_tensors")
+    raise NotImplementedError("Exercise 12.5: add_tensors")
 
 
-# ── 12.6 A session for this model and no other ────────────────────────────────────
+# ── 12.5 A session for this model and no other ────────────────────────────────────
 def check_session(
     header: Mapping[str, str], tensors: Mapping[str, torch.Tensor], expected: Mapping[str, str]
 ) -> None:
@@ -188,4 +168,4 @@ def check_session(
     with sorted keys; `num_tokens` is the length of `tokens`. Finally, the checksum must be that of
     `checksum_of`. A field or tensor that is missing makes the session unusable, too.
     """
-    raise NotImplementedError("Exercise 12.6: check_session")
+    raise NotImplementedError("Exercise 12.5: check_session")

@@ -1,4 +1,4 @@
-"""Distributed K and V: names, an unreliable store, routing, hand-over.
+"""Distributed K and V: names, routing, hand-over, a store that is down.
 
 Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("13.1") in the notebook, or in a terminal: python -m minikv check 13.1
@@ -9,7 +9,7 @@ import json
 import struct
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Seq
 
 from minikv.blocks import BlockPool
@@ -17,8 +17,6 @@ from minikv.cluster import breaker, routing
 from minikv.cluster.routing import Name
 from minikv.course.chapters.ch13_distributed_kv.given import Transfer
 from minikv.errors import OutOfBlocks
-from minikv.tiers.costs import Link
-from minikv.tiers.entry import EntryError
 
 
 # ── 13.1 Block names that cannot collide ──────────────────────────────────────────
@@ -71,37 +69,6 @@ def block_names(root: bytes, token_ids: Seq[int], block_size: int) -> list[bytes
     return names
 
 
-# ── 13.2 Fetch from an unreliable store ───────────────────────────────────────────
-def fetch_prefix(
-    names: Sequence[bytes],
-    store,
-    unpack: Callable[[bytes, bytes], object],
-    link: Link,
-    block_bytes: int,
-    block_seconds: float,
-) -> list:
-    """The contents of the first blocks of a prefix, from a store that other engines use, too.
-
-    names: of the blocks that the device lacks, in order.
-    store.contains(names) -> [True, False, …]   what it claims to have, in one round trip
-    store.get_many(names) -> [entry, None, …]   what it has, in one round trip; None: not there
-    unpack(entry, name): the content, or EntryError for an entry that is not this block's
-    link.seconds(num_bytes): how long it takes to fetch that many bytes
-
-    What the store says may be out of date when the entries are asked for, and an entry may be
-    anything. Both calls raise OSError if the store does not answer: then it counts as empty.
-
-    Only a beginning is of use. All of the beginning that the store claims is fetched if `link`
-    brings it sooner than it can be computed, at `block_seconds` per block; otherwise nothing is.
-    Each of the two calls is made at most once, and only if it can be of use.
-
-    Worked example: a link of 10 ms and 1 ms per block, 3 ms to compute a block. The store claims
-    blocks 0 to 7 of 9: 18 ms to fetch, 24 ms to compute, so it is asked for 8. It sends seven,
-    because block 5 has been evicted. The result has 5 contents.
-    """
-    raise NotImplementedError("Exercise 13.2: fetch_prefix")
-
-
 class ByPrefix(routing.ByPrefix):
     """The worker that will have computed the prompt first: tokens that wait there, and tokens of
     the prompt that it does not hold.
@@ -115,11 +82,13 @@ class ByPrefix(routing.ByPrefix):
     A worker that has lately had more than `bound` times the mean gets no credit for the prefixes
     that it holds.
 
-    loads: tokens that wait at each worker. sent: tokens that each worker has had lately. holders:
-    by name of a block, the workers that are believed to hold it.
+    loads: tokens that wait at each worker. sent: tokens that each worker has had lately. up:
+    whether each worker lives. holders: by name of a block, the workers that are believed to hold
+    it. WAITING: what a waiting token counts, where one that is held counts 1. SHARED: the share of
+    all workers from which on a block counts as held by every one; 1 is never.
     """
 
-    # ── 13.3 Route by prefix, with a bound ────────────────────────────────────────
+    # ── 13.2 Route by prefix, with a bound ────────────────────────────────────────
     def choose(self, names: Seq[Name], num_tokens: int, session: Hashable) -> tuple[int, int]:
         """The worker for a prompt of `num_tokens`, and how many of its blocks need no computing
         there; the worker is believed to hold all of `names` from now on (`stored`).
@@ -127,18 +96,24 @@ class ByPrefix(routing.ByPrefix):
         The candidates are the workers that hold a beginning of the prompt (`hits`) and the least
         loaded one. A worker with `sent` above `bound` times the mean counts as one that holds
         nothing, also in what is returned; the mean is that of `sent` with this prompt added. The
-        candidate with the smallest load minus tokens held, its blocks times `block_size`, gets the
-        prompt; among equals it is the one with the least `sent`, and then the one with the lowest
-        number. At least one token is computed: the number returned is at most
-        (num_tokens - 1) // block_size.
+        candidate with the smallest WAITING times load minus tokens held, its blocks times
+        `block_size`, gets the prompt; among equals it is the one with the least `sent`, and then
+        the one with the lowest number. At least one token is computed: the number returned is at
+        most (num_tokens - 1) // block_size.
         """
-        raise NotImplementedError("Exercise 13.3: ByPrefix.choose")
+        raise NotImplementedError("Exercise 13.2: ByPrefix.choose")
 
-    # ── 13.3 Route by prefix, with a bound ────────────────────────────────────────
+    # ── 13.2 Route by prefix, with a bound ────────────────────────────────────────
     def hits(self, names: Seq[Name]) -> dict[int, int]:
         """How many of the first blocks each worker is believed to hold. Workers that do not hold
         the first one are left out."""
-        raise NotImplementedError("Exercise 13.3: ByPrefix.hits")
+        raise NotImplementedError("Exercise 13.2: ByPrefix.hits")
+
+    # ── 13.2 Route by prefix, with a bound ────────────────────────────────────────
+    def stored(self, worker: int, names: Iterable[Name]) -> None:
+        """A worker holds these blocks. A block that at least three workers hold, and SHARED times
+        the number of workers, those that are down too, counts as held by all that are up."""
+        raise NotImplementedError("Exercise 13.2: ByPrefix.stored")
 
 
 class Receiver:
@@ -167,7 +142,7 @@ class Receiver:
         self.transfers[self.last] = Transfer(sender, blocks)
         return self.last, blocks
 
-    # ── 13.4 A hand-over that survives failures: broken, fix it ───────────────────
+    # ── 13.3 A hand-over that survives failures: broken, fix it ───────────────────
     def stopped(self, number: int, num_written: int) -> None:
         """The sender says that it writes no more, and has written its first `num_written` blocks:
         all of them, or fewer if it gave up. A message about a transfer that is over is ignored."""
@@ -176,7 +151,7 @@ class Receiver:
             return
         transfer.complete = True
 
-    # ── 13.4 A hand-over that survives failures: broken, fix it ───────────────────
+    # ── 13.3 A hand-over that survives failures: broken, fix it ───────────────────
     def cancel(self, number: int) -> None:
         """The request is no longer wanted. The sender is told so, and will answer `stopped`; until
         then it may still write."""
@@ -185,7 +160,7 @@ class Receiver:
             return
         self.forget(number)
 
-    # ── 13.4 A hand-over that survives failures: broken, fix it ───────────────────
+    # ── 13.3 A hand-over that survives failures: broken, fix it ───────────────────
     def died(self, sender: str) -> None:
         """A sender is dead and its connection closed: it writes no more, and says nothing more.
         What it had completed is whole."""
@@ -205,34 +180,6 @@ class Receiver:
         """Give the blocks back."""
         for block in self.transfers.pop(number).blocks:
             self.pool.release(block)
-
-
-# ── 13.5 Four caches, or one ──────────────────────────────────────────────────────
-def what_many_caches_find() -> dict[str, float]:
-    """Hit rates of four workers, before anything is simulated.
-
-    Conversations take turns, always in the same order: A, B, C, …, A, B, C, … Each turn asks for
-    the 10 full blocks of its conversation, which never change; nothing is shared. A worker keeps 40
-    blocks and evicts what was used longest ago. The first rounds are over, and the answers are what
-    is found from then on, in per cent of the blocks asked for.
-
-    "one worker, 13"       a single worker with 160 blocks, 13 conversations
-    "round robin, 12"      four workers in turn, 12 conversations
-    "round robin, 13"      four workers in turn, 13 conversations
-    "by prefix, 13"        each turn goes where its conversation was, 13 conversations; new ones
-                           go to the worker that has the fewest
-    "shared store, 13"     four workers in turn, 13 conversations, and a store of 160 blocks behind
-                           them, to which every block is written; found on the worker or in the
-                           store
-    "blocks fetched"       blocks per turn that go over the network to a worker, in the same case
-
-    And with caches of unlimited size, each turn on a worker drawn at random:
-
-    "random, second turn"  found by the second turn of a conversation
-    "random, third turn"   found by the third turn
-    "8 workers, second"    found by the second turn, with eight workers instead of four
-    """
-    raise NotImplementedError("Exercise 13.5: what_many_caches_find")
 
 
 class Breaker(breaker.Breaker):
@@ -262,7 +209,7 @@ class Breaker(breaker.Breaker):
         """Whether the last call failed."""
         return self.wait > 0
 
-    # ── 13.6 A circuit breaker for the store ──────────────────────────────────────
+    # ── 13.4 A circuit breaker for the store ──────────────────────────────────────
     def allows(self) -> bool:
         """Whether to call now. After True, report with `worked` or `failed`.
 
@@ -270,16 +217,16 @@ class Breaker(breaker.Breaker):
         wait is doubled, and the next trial is a whole wait from now. So no other caller goes
         through while the trial runs, nor if it never reports.
         """
-        raise NotImplementedError("Exercise 13.6: Breaker.allows")
+        raise NotImplementedError("Exercise 13.4: Breaker.allows")
 
-    # ── 13.6 A circuit breaker for the store ──────────────────────────────────────
+    # ── 13.4 A circuit breaker for the store ──────────────────────────────────────
     def worked(self) -> bool:
         """Close. Returns whether it was open."""
-        raise NotImplementedError("Exercise 13.6: Breaker.worked")
+        raise NotImplementedError("Exercise 13.4: Breaker.worked")
 
-    # ── 13.6 A circuit breaker for the store ──────────────────────────────────────
+    # ── 13.4 A circuit breaker for the store ──────────────────────────────────────
     def failed(self) -> bool:
         """Open, from now on: the next trial is a whole wait from now. If it was open, the wait is
         as long as before, because the trial has doubled it already. Returns whether it was closed.
         """
-        raise NotImplementedError("Exercise 13.6: Breaker.failed")
+        raise NotImplementedError("Exercise 13.4: Breaker.failed")

@@ -149,9 +149,13 @@ class ByPrefix(Router):
     A worker that has lately had more than `bound` times the mean gets no credit for the prefixes
     that it holds.
 
-    loads: tokens that wait at each worker. sent: tokens that each worker has had lately. holders:
-    by name of a block, the workers that are believed to hold it.
+    loads: tokens that wait at each worker. sent: tokens that each worker has had lately. up:
+    whether each worker lives. holders: by name of a block, the workers that are believed to hold
+    it. WAITING: what a waiting token counts, where one that is held counts 1. SHARED: the share of
+    all workers from which on a block counts as held by every one; 1 is never.
     """
+
+    WAITING, SHARED = 1.0, 1.0
 
     def __init__(self, num_workers: int, block_size: int = 16, bound: float = 1.5):
         super().__init__(num_workers, block_size)
@@ -165,18 +169,19 @@ class ByPrefix(Router):
         The candidates are the workers that hold a beginning of the prompt (`hits`) and the least
         loaded one. A worker with `sent` above `bound` times the mean counts as one that holds
         nothing, also in what is returned; the mean is that of `sent` with this prompt added. The
-        candidate with the smallest load minus tokens held, its blocks times `block_size`, gets the
-        prompt; among equals it is the one with the least `sent`, and then the one with the lowest
-        number. At least one token is computed: the number returned is at most
-        (num_tokens - 1) // block_size.
+        candidate with the smallest WAITING times load minus tokens held, its blocks times
+        `block_size`, gets the prompt; among equals it is the one with the least `sent`, and then
+        the one with the lowest number. At least one token is computed: the number returned is at
+        most (num_tokens - 1) // block_size.
         """
         most = self.bound * (sum(self.sent) + num_tokens) / len(self.sent)
         hits = {one: n for one, n in self.hits(names).items() if self.sent[one] <= most}
         hits.setdefault(self.least_loaded(), 0)
-        worker = min(
-            hits,
-            key=lambda one: (self.loads[one] - hits[one] * self.block_size, self.sent[one], one),
-        )
+
+        def left(one: int) -> float:
+            return self.WAITING * self.loads[one] - hits[one] * self.block_size
+
+        worker = min(hits, key=lambda one: (left(one), self.sent[one], one))
         self.stored(worker, names)
         return worker, min(hits[worker], (num_tokens - 1) // self.block_size)
 
@@ -195,8 +200,14 @@ class ByPrefix(Router):
         return hits
 
     def stored(self, worker: int, names: Iterable[Name]) -> None:
+        """A worker holds these blocks. A block that at least three workers hold, and SHARED times
+        the number of workers, those that are down too, counts as held by all that are up."""
+        up = {one for one, is_up in enumerate(self.up) if is_up}
         for name in names:
-            self.holders.setdefault(name, set()).add(worker)
+            holders = self.holders.setdefault(name, set())
+            holders.add(worker)
+            if len(holders) >= max(3, self.SHARED * len(self.up)):
+                holders |= up
 
     def removed(self, worker: int, names: Iterable[Name]) -> None:
         for name in names:
@@ -214,33 +225,16 @@ class ByPrefix(Router):
 class ByOwnPrefix(ByPrefix):
     """ByPrefix with two corrections. It is the default of `serve`.
 
-    A block that a share of `SHARED` of the workers hold, and at least three of them, counts as held
-    by all. Such blocks belong to a system prompt. They would draw each new conversation to the few
-    workers that have them, until these reach the bound and lose the conversations that they hold.
-    If all workers count as holders, only the rest of the prompt decides. Where that is wrong, the
-    worker computes the blocks, once.
+    A block that a quarter of the workers hold belongs to a system prompt. It would draw each new
+    conversation to the few workers that have it, until these reach the bound and lose the
+    conversations that they hold. If all workers count as holders, only the rest of the prompt
+    decides. Where that is wrong, the worker computes the blocks, once.
 
     Waiting tokens count half. Waiting delays one prompt, but computing what another worker holds
     takes time from all prompts.
     """
 
-    SHARED = 1 / 4
-
-    def choose(self, names: Seq[Name], num_tokens: int, session: Hashable) -> tuple[int, int]:
-        loads = self.loads
-        self.loads = [load / 2 for load in loads]
-        try:
-            return super().choose(names, num_tokens, session)
-        finally:
-            self.loads = loads
-
-    def stored(self, worker: int, names: Iterable[Name]) -> None:
-        names = list(names)
-        super().stored(worker, names)
-        up = {one for one, is_up in enumerate(self.up) if is_up}
-        for name in names:
-            if len(self.holders[name]) >= max(3, self.SHARED * len(self.up)):
-                self.holders[name] |= up
+    WAITING, SHARED = 1 / 2, 1 / 4
 
 
 # Chapter 13 compares these. The last one corrects the faults of the one before.

@@ -6,7 +6,7 @@
 
 K and V of the prompt's whole blocks travel as one object. An object cannot be changed, and exists
 as long as somebody refers to it, so nobody has to agree who may write to a block and when, as where
-one machine writes into another one's memory (exercise 13.4). The decode worker computes the few
+one machine writes into another one's memory (exercise 13.3). The decode worker computes the few
 tokens behind the last whole block, and draws the first token again: a draw depends only on seed and
 position, so it is the same one, and the client does not get it twice.
 

@@ -39,6 +39,10 @@ class Prefill(NamedTuple):
 def break_even(bytes_per_token: float, link: Link, prefill: Prefill) -> float:
     """The length in tokens from which on fetching is faster than computing; inf if it never is.
 
+    A `Link` has a `latency` in seconds and a `bandwidth` in bytes per second, a `Prefill` a `rate`
+    in tokens per second and a `start` in seconds. The start of a step is left out: it is paid
+    either way, because at least one token is computed after every hit.
+
     Worked example: 1 ms of latency and 1 GB/s, 10,000 tokens/s, 50,000 bytes per token. A token
     takes 50 µs to fetch and 100 µs to compute: 50 µs are gained with each, and 20 tokens gain the
     latency.
@@ -58,10 +62,11 @@ def blocks_to_fetch(
 ) -> int:
     """How many of the blocks after the device's hit to fetch; the rest is computed.
 
-    `tiers` names the tier of each block, in order. A block can only be used with all before it, so
-    a slow tier in between may cost what a fast one behind it would gain. A link's latency is paid
-    once, by the first of its blocks. The answer has the least total time; of several such numbers
-    it is the smallest.
+    `tiers` names the tier of each block, in order, and `links` has the link of each. A block has
+    `block_size` tokens and `block_bytes` bytes. It can only be used with all before it, so a slow
+    tier in between may cost what a fast one behind it would gain. A link's latency is paid once, by
+    the first of its blocks. The answer has the least total time; of several such numbers it is the
+    smallest.
 
     Worked example: host, host, disk. The host takes 1 ms and 1 ms per block, the disk 10 ms and 2
     per block, computing 4 ms per block. For 0, 1, 2 and 3 blocks: 12, 10, 7 and 15 ms. So fetch 2.

@@ -44,7 +44,8 @@ def add_tensors(digest: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     """Feed names, dtypes, shapes and bytes of tensors to a hash, such as hashlib.sha256().
 
     Equal tensors under equal names give equal digests, in whatever order they are listed and
-    however they lie in memory; anything else gives another digest. See `bytes_of`.
+    however they lie in memory; anything else gives another digest. A name may be any text.
+    `bytes_of` gives the bytes of a tensor, row by row.
     """
     for name, tensor in sorted(tensors.items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())

@@ -27,7 +27,7 @@ def demote(place: Place, device: BlockPool, host: BlockPool, copy: Copy) -> None
     `copy(from_block, to_block)` copies K and V from the device to the host. A block that is on the
     host already (write-through) is not copied again. All or nothing: raises ValueError if the block
     is not on the device or is held there by others too, and OutOfBlocks if the host has no room;
-    what `copy` raises is raised again.
+    what `copy` raises, KeyboardInterrupt too, is raised again.
 
     Worked example: device block 3 has one holder, host block 0 is free. copy(3, 0) is called while
     both have a holder. Afterwards the place says device None, host 0, and device block 3 is free.
@@ -54,8 +54,8 @@ def promote(
     `copy(from_block, to_block)` copies from the host to the device. A block that is on the device
     already is not copied; without `keep` it still leaves the host. `device.allocate` may first
     demote another block to make room, and a full host then evicts the oldest of its blocks that
-    has one holder. All or nothing: raises ValueError if the block is not on the host, and
-    OutOfBlocks if the device has no room; what `copy` raises is raised again.
+    has one holder. All or nothing, as in `demote`: raises ValueError if the block is not on the
+    host, and OutOfBlocks if the device has no room; what `copy` raises is raised again.
     """
     if place.host is None:
         raise ValueError("host block None: there is nothing to bring back")

@@ -127,6 +127,7 @@ def test_a_right_solution_passes_beside_sixteen_busy_loops(exercises, id_):
         ("import os\nos.abort()", "SIGABRT"),
         ("import sys\nsys.exit('bye')", "SystemExit: bye"),
         ("return self.allocate()", "calls itself without end"),
+        ("held = {1: 1}\nfor one in held:\n    held[one + 1] = 1", "changes within the loop"),
         ("return input('block? ')", "EOFError"),
         ("return [0] * 10**12", "MemoryError"),
         ("return self.free_blocks.pop()", "AttributeError: 'BlockPool' object has no attribute"),

@@ -112,6 +112,8 @@ def _tell(error: BaseException) -> Told:
         cause = "the function calls itself without end"
     elif isinstance(error, MemoryError) and not (own and (own[-1].line or "").startswith("raise")):
         cause = "more memory was asked for than a check may take"
+    elif "changed size during iteration" in message:
+        cause = "what a loop goes over changes within the loop: loop over a copy, `list(…)`"
     elif (
         (isinstance(error, RuntimeError) or len(chain) > 1)
         and re.search("size|shape|dimension|einsum", message)

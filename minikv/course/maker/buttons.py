@@ -18,7 +18,7 @@ from minikv.course.reader import routes
 ROOT = Path(__file__).parents[3]
 BRANCH = "main"
 BADGES = re.compile(r"(<!-- badges -->\n)(?:\[!\[Open in [^\n]*\n)?")
-FETCH = re.compile(r"^(?:git clone|cd)\b.*# the course\n", re.MULTILINE)
+FETCH = re.compile(r"^(?:git clone|cd)\b.*# (?:the course|a clone .+)\n", re.MULTILINE)
 LINKS = re.compile(r"\nOpen in \[Colab\]\([^\n]*\n")
 CITED = re.compile(r"^repository-code:.*\n", re.MULTILINE)
 COLAB = """\
@@ -63,7 +63,7 @@ def places(notebook: str, address: str) -> dict[str, tuple[str, str]]:
 
 def in_readme(text: str, address: str | None) -> str:
     """The README with its badges, and the line that begins from nothing."""
-    badges, fetch = "", "cd minikv       # the course\n"
+    badges, fetch = "", "cd minikv       # a clone of this repository, or its archive, unpacked\n"
     if address:
         badges = " ".join(
             f"[![Open in {place}]({badge})]({link})"

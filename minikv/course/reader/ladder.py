@@ -26,7 +26,7 @@ PARTS = {
 }
 
 ROUTES = "Routes: " + "; ".join(
-    f"{route.name}, about {route.hours} hours" for route in routes().values()
+    f"{route.name}, {route.hours} hours" for route in routes().values()
 ) + "; everything. A mark under a heading says which routes read the section."  # fmt: skip
 
 

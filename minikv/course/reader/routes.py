@@ -43,7 +43,7 @@ class Route:
     """A way through the course."""
 
     name: str
-    hours: int
+    hours: str  # "6 to 8"
     about: str
     legs: dict[str, Leg]  # by chapter
     ends: str | None = None  # what to run when all its exercises are passed

@@ -4,7 +4,8 @@
     minikv start ~/kv        # another folder
     minikv start --route weekend   # a shorter route: `progress` follows it, and headings are marked
 
-What is in the folder already is never overwritten: start again and continue.
+What is in the folder already is never overwritten: start again and continue. A clone of the
+repository is a copy of the course already, so nothing is unpacked into it.
 """
 
 import argparse
@@ -53,7 +54,7 @@ def in_words(name: str) -> str:
         return "The whole course: every notebook, from top to bottom."
     route = routes.routes()[name]
     return (
-        f"The {name} route takes about {route.hours} hours: notebooks {', '.join(route.legs)}, and "
+        f"The {name} route takes {route.hours} hours: notebooks {', '.join(route.legs)}, and "
         f"{len(route.exercises)} exercises. Read the sections marked `{name}`, and run the cells "
         "of the others without reading them: Run > Run All Above Selected Cell."
     )
@@ -65,12 +66,14 @@ def _here() -> Path:
         found = course_folder()
     except ReaderError:
         return NEW
-    return found if (found / MARK).is_dir() else NEW
+    return found if Path.cwd().is_relative_to(found) else NEW
 
 
 def put_into(folder: Path) -> str:
-    """Unpack, and return what there is to say about it."""
+    """Unpack, unless the folder is a clone, and return what there is to say about it."""
     new = not (folder / MARK).is_dir()
+    if new and folder == _here():
+        return f"{folder}: this clone is your copy of the course, so nothing was unpacked."
     written = unpacked.unpack(folder)
     notebooks = [str(folder / name) for name in written if name.endswith(".ipynb")]
     if notebooks:

@@ -16,13 +16,13 @@ from minikv.course.chapters.ch14_speculative_decoding.given import (
     film,
     seconds_by_tokens,
 )
-from minikv.course.chapters.ch14_speculative_decoding.pictures import gain_picture
+from minikv.course.chapters.ch14_speculative_decoding.pictures import (
+    bars_picture,
+    gain_picture,
+)
 from minikv.course.chapters.ch14_speculative_decoding.trees import (
-    accepted_length,
-    continuations,
     keep_path,
     right_path,
-    rows_of,
     tree_logits,
 )
 from minikv.course.exercises.manifest import find
@@ -97,6 +97,13 @@ def test_the_film_takes_back_what_is_wrong(lm):
     assert final >= len(lm.encode(REPEATS)) + 8
 
 
+def test_bars_show_what_is_kept_and_what_is_missing():
+    alt = bars_picture("abcd", [1, 2, 3, 2], [4, 2, 1, 1]).alt
+    assert "Kept: 5/8 of the drafts" in alt
+    assert "a: p 1/8, q 4/8, kept 1/8, missing 0/8" in alt
+    assert "c: p 3/8, q 1/8, kept 1/8, missing 2/8" in alt
+
+
 def test_costs_are_measured_and_drawn(lm):
     seconds = seconds_by_tokens(lm, [1, 4], "torch", steps=2)
     assert len(seconds) == 2 and min(seconds) > 0
@@ -131,14 +138,6 @@ def test_a_tree_is_verified_in_one_pass_and_its_right_path_is_kept():
     assert text == expected[: len(text)]
     text = write(lambda cache, path: keep_path(cache, range(len(path))))
     assert text != expected[: len(text)]
-
-
-def test_a_wider_tree_is_never_shorter_and_a_chain_is_the_heads():
-    lm = minikv.load("tinypy")
-    texts = continuations(lm, 3, 40)
-    chain, tree = (accepted_length(lm, texts, widths) for widths in ((1, 1), (2, 2)))
-    assert 1.2 < chain < tree < 3
-    assert [rows_of(widths) for widths in ((), (1, 1, 1), (2, 1), (3, 2))] == [1, 4, 5, 10]
 
 
 def test_a_number_where_a_word_belongs_is_a_wrong_answer():

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+from types import SimpleNamespace
 from unittest.mock import Mock
 from urllib.request import Request, urlopen
 
@@ -32,7 +33,7 @@ from minikv.course.chapters.ch15_serving.given import (
     readers,
     server,
 )
-from minikv.course.chapters.ch15_serving.pictures import load_picture
+from minikv.course.chapters.ch15_serving.pictures import box_picture, load_picture
 from minikv.course.exercises.skeletons import broken
 from minikv.outputs import visible_text
 from minikv.serving import EngineLoop
@@ -93,7 +94,27 @@ def test_a_client_that_has_left_costs_nothing(lm):
 
 def test_readers_of_any_speed_get_the_oracles_tokens(lm):
     found = asyncio.run(readers(lm, Inbox, [0.0, 0.1], max_tokens=20))
-    assert [sum(sizes) for sizes in found] == [20, 20] and len(found[1]) <= len(found[0])
+    assert [sum(sizes) for sizes, _ in found] == [20, 20]
+    assert len(found[1][0]) <= len(found[0][0]) and all(each > 0 for _, each in found)
+
+
+def test_the_picture_of_two_threads_is_what_an_inbox_does():
+    async def play(takes: tuple[int, ...]) -> list[str]:
+        inbox, told = Inbox(), []
+        for step in range(1, 7):
+            was_waking, so_far = inbox.is_waking, [0] * step
+            inbox.put(SimpleNamespace(token_ids=so_far, text="", finish_reason=None))
+            told.append("" if was_waking else "wakes")
+            if step in takes:
+                told.append(f"takes {len(inbox.collect().token_ids)} new")
+        return told
+
+    for takes in ((1, 4, 6), (2, 3)):
+        lines = box_picture(6, takes).alt.split(". ")[1].split("; ")
+        expected = asyncio.run(play(takes))
+        assert len(lines) == len(expected)
+        for line, one in zip(lines, expected, strict=True):
+            assert one in line if one else "wakes" not in line
 
 
 def test_own_blocks_are_found_after_a_preemption(lm):

@@ -273,7 +273,7 @@ scenario(
     partial(attention, "naive_attention"),
     Group("one head, as many queries as keys",
           cases((5, 5, 1, 1, 2), (1, 1, 1, 1, 9), (7, 7, 1, 1, 16), (3, 3, 1, 1, 5)),
-          "the formula, and every shape"),
+          "by which size are the scores scaled, over which dimension is the softmax?"),
     Group("many heads, each with its own keys and values",
           cases((5, 5, 4, 4, 8), (3, 3, 5, 5, 2), (8, 8, 3, 3, 3), (4, 4, 4, 4, 4)),
           "which dimension is which?"),

@@ -1,42 +1,9 @@
-"""Chapter 12: references of exercises that the engine does not have."""
+"""Chapter 12: the reference of an exercise that the engine does not have."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from minikv.blocks import BlockPool
-
-
-def what_two_tiers_find() -> dict[str, float]:
-    """Hit rates of a device with 60 blocks and a host behind it, before anything is simulated.
-
-    12 conversations take turns, always in the same order: A, B, … L, A, B, … Each turn asks for the
-    10 full blocks of its conversation, which never change. Nothing is shared. Each tier evicts what
-    was used longest ago. Every conversation has had its first turn; all later turns count, and all
-    answers but the last are in per cent of the blocks asked for.
-
-    write-back      a block is in one tier. What is evicted from the device is written to the host;
-                    what is fetched from the host leaves it.
-    write-through   a block is written to the host as soon as it is there, and stays. What is
-                    evicted from the device is already below, and is dropped.
-
-    "device alone"         found on the device, without a host
-    "write-back, 80"       found in both tiers together, with 80 blocks of host
-    "on the device"        the part of it that is found on the device
-    "write-through, 80"    found in both tiers together, with 80 blocks of host
-    "write-through, 120"   the same, with 120 blocks of host
-    "random order"         found on the device, without a host, if each turn is that of a
-                           conversation drawn at random, all equally likely
-    "blocks written down"  blocks that a turn writes to the host on average: write-back, 80 blocks
-    """
-    return {
-        "device alone": 0,
-        "write-back, 80": 100,
-        "on the device": 0,
-        "write-through, 80": 0,
-        "write-through, 120": 100,
-        "random order": 100 * 60 / 120,
-        "blocks written down": 10,
-    }
 
 
 class HostTier:
@@ -56,9 +23,9 @@ class HostTier:
         self.write = write
 
     def store(self, names: Sequence[str], contents: Sequence[object]) -> None:
-        """Keep each block of a prefix that is not here yet. One that cannot be written is left out,
-        and the next ones are still tried: a later store may fill the gap. If no block is free, the
-        least recently used one is forgotten."""
+        """Keep each block of a prefix that is not here yet. One that cannot be written is left out
+        and takes no memory; the next ones are still tried, as a later store may fill the gap. If no
+        block is free, the least recently used one is forgotten."""
         for name, content in zip(names, contents, strict=True):
             if name in self.blocks:
                 continue

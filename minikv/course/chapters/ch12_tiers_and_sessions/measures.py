@@ -1,6 +1,5 @@
-"""What the tiers cost here: the links, and the first token of a text that returns.
+"""The first token of a text that returns, by where its K and V are.
 
-    links = measure_links(lm, folder)          # by tier: write and read
     times = first_token_times(lm, folder, lengths=(64, 256, 896))
     slow = throttled_times(lm, folder, Link(0.006, 128e6), lengths)
     crossing(lengths, times["computed"], slow)     # from where that disk is faster
@@ -15,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,69 +24,20 @@ from minikv.course.measure.timing import REPEATS
 from minikv.course.measure.workload import write_code
 from minikv.engine import Engine
 from minikv.language_model import LanguageModel
-from minikv.paged import KVStore
 from minikv.sampling import SamplingParams
 from minikv.tiers import tiers_of
 from minikv.tiers.costs import Link
-from minikv.tiers.disk import DiskTier
 from minikv.tiers.store import LowerTier
 
 BLOCK_SIZE = 16
-FEW, MANY = 2, 64  # blocks per measurement: a line goes through both
 ONE_TOKEN = SamplingParams(max_tokens=1)
-
-
-class Way(NamedTuple):
-    """A tier, measured: the way down and the way back."""
-
-    down: Link
-    back: Link
-
-
-def line(seconds: Callable[[int], float], block_bytes: int, repeats: int) -> Link:
-    """Latency and bandwidth of something that takes `seconds(number of blocks)`."""
-    few, many = (median(seconds(n) for _ in range(repeats)) for n in (FEW, MANY))
-    per_block = max(1e-9, (many - few) / (MANY - FEW))
-    return Link(max(0.0, few - FEW * per_block), block_bytes / per_block)
+CONFIG = EngineConfig(num_blocks=256, host_blocks=1024)
 
 
 def timed(work: Callable[[], object]) -> float:
     started = perf_counter()
     work()
     return perf_counter() - started
-
-
-def measure_links(lm: LanguageModel, folder: str | Path, repeats: int = 7) -> dict[str, Way]:
-    """The ways between the device and the host, and between the host and a disk's folder."""
-    device = KVStore(lm.config, MANY, BLOCK_SIZE, lm.device, lm.dtype)
-    host = KVStore(lm.config, MANY, BLOCK_SIZE, "cpu", lm.dtype)
-    block_bytes = int(BLOCK_SIZE * device.bytes_per_token)
-    disk, count = DiskTier(folder, 1 << 30), iter(range(10**9))
-    data = bytes(block_bytes)
-    written: list[list[bytes]] = []
-
-    def write(n: int) -> float:
-        written.append([next(count).to_bytes(32) for _ in range(n)])
-        return timed(lambda: disk.put_many(dict.fromkeys(written[-1], data)))
-
-    def read(n: int) -> float:
-        names = next(names for names in reversed(written) if len(names) == n)
-        return timed(lambda: disk.get_many(names))
-
-    def copy(source: KVStore, target: KVStore) -> Callable[[int], float]:
-        return lambda n: timed(lambda: source.copy_to(target, [(i, i) for i in range(n)]))
-
-    def way(down: Callable[[int], float], back: Callable[[int], float]) -> Way:
-        for one in (down, back):
-            one(MANY)  # not counted: the first touches memory for the first time
-        return Way(line(down, block_bytes, repeats), line(back, block_bytes, repeats))
-
-    ways = {"host": way(copy(device, host), copy(host, device)), "disk": way(write, read)}
-    disk.close()
-    return ways
-
-
-CONFIG = EngineConfig(num_blocks=256, host_blocks=1024)
 
 
 def texts_of(lm: LanguageModel, length: int, repeats: int) -> list[list[int]]:

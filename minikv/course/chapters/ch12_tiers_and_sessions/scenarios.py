@@ -18,56 +18,16 @@ from minikv.course.chapters.ch12_tiers_and_sessions.given import (
     evict_all,
     prefixes,
 )
-from minikv.course.chapters.ch12_tiers_and_sessions.tier_rates import WriteBack, WriteThrough
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
 from minikv.course.judge.programs import LINES_ABOVE, blocks_of, go_on, scramble, under
-from minikv.course.judge.scenarios import Group, Log, numbers, scenario
+from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.tiers.costs import Link, Prefill
 from minikv.tiers.identity import SessionError, checksum_of, shapes_of
 
 PROMPT = "class Queue:\n    def push(self, item):\n        self."
 
 
-# ── 12.1 What two tiers find ──────────────────────────────────────────────────
-
-numbers(
-    "12.1",
-    "what_two_tiers_find",
-    {
-        "device alone": (
-            "found on the device alone, in per cent",
-            "when A's turn comes again, which conversations are on the device?",
-        ),
-        "write-back, 80": (
-            "found with write-back, in per cent",
-            "how many different blocks do both tiers hold together?",
-        ),
-        "on the device": (
-            "found on the device, in per cent",
-            "does a host below it change what the device holds?",
-        ),
-        "write-through, 80": (
-            "found with write-through and 80 blocks, in per cent",
-            "how many different blocks do both tiers hold together?",
-        ),
-        "write-through, 120": (
-            "found with write-through and 120 blocks, in per cent",
-            "how many different blocks do both tiers hold together?",
-        ),
-        "random order": (
-            "found on the device in random order, in per cent",
-            "how many conversations are on the device, of how many?",
-        ),
-        "blocks written down": (
-            "blocks that a turn writes to the host",
-            "how many blocks have to leave the device for the ten that come?",
-        ),
-    },
-    near=0.005,
-)
-
-
-# ── 12.2 Down and back ────────────────────────────────────────────────────────
+# ── 12.1 Down and back ────────────────────────────────────────────────────────
 
 # A program is (blocks of device, blocks of host, steps). Steps, a block by its letter:
 #     A+ A_ A= A?   it is on the device, on the host, on both, nowhere
@@ -172,7 +132,7 @@ def random_ways(seed: int) -> tuple[int, int, str]:
 
 LEFT = "the order: hold both blocks, copy, let the place say so, and only then release"
 scenario(
-    "12.2",
+    "12.1",
     moves,
     Group("one block goes down", [(4, 2, "A+ Ad"), (4, 3, "X_ X# A+ Ad")], look=LEFT),
     Group(
@@ -251,7 +211,7 @@ scenario(
 )
 
 
-# ── 12.3 Gone, and found all the same ─────────────────────────────────────────
+# ── 12.2 Gone, and found all the same ─────────────────────────────────────────
 
 # Steps: "+ABC" stores the blocks A, AB and ABC; "!AB" lets every write of the block AB fail, "/AB"
 # no longer; "?ABC" looks for the prefix ABC and loads what is found, "=ABC" only looks for it.
@@ -301,7 +261,7 @@ def random_tier(seed: int) -> tuple[int, str]:
 
 in_3, in_4 = under(3), under(4)
 scenario(
-    "12.3",
+    "12.2",
     tier_in_use,
     Group(
         "what is stored is found",
@@ -346,7 +306,7 @@ scenario(
 )
 
 
-# ── 12.4 Fetch or compute ─────────────────────────────────────────────────────
+# ── 12.3 Fetch or compute ─────────────────────────────────────────────────────
 
 
 def ms(value: float) -> str:
@@ -399,7 +359,7 @@ def random_plan(seed: int):
 near = under((1, 1), (10, 2), 4)
 ALL_TIERS = ["".join(one) for n in range(1, 4) for one in itertools.product("hd", repeat=n)]
 scenario(
-    "12.4",
+    "12.3",
     even,
     Group(
         "break even",
@@ -430,7 +390,7 @@ scenario(
     ),
 )
 scenario(
-    "12.4",
+    "12.3",
     plan,
     Group("no block", near(""), look="an empty list"),
     Group(
@@ -440,6 +400,7 @@ scenario(
             *under((5, 1), (10, 2), 4)("h", "hh", "hhhh"),
             *near("ddd", "d" * 8),
             ((1, 5), (10, 2), 4, "hhh"),
+            ((1, 0.1), (10, 2), 4, "hhh"),
             *near("h" * 300),
             ((1, 1), (59, 2), 4, "d" * 40),
             ((0, 5), (10, 2), 4, "hh"),
@@ -485,7 +446,7 @@ scenario(
 )
 
 
-# ── 12.5 Whole, or not there ──────────────────────────────────────────────────
+# ── 12.4 Whole, or not there ──────────────────────────────────────────────────
 
 OLD, NEW = b"yesterday's conversation", b"today's conversation, which is longer"
 CALLED = {None: "no file", b"": "an empty file", OLD: "the old file", NEW: "the new file"}
@@ -524,7 +485,7 @@ def on_a_disk(mine, program, log: Log) -> None:
 
 NAMES_LAST = "names and contents reach the disk in any order, unless something waits for it"
 scenario(
-    "12.5",
+    "12.4",
     on_a_disk,
     Group(
         "a crash on the way leaves the old file or the new one",
@@ -558,7 +519,7 @@ scenario(
 )  # fmt: skip
 
 
-# ── 12.6 A session of this model ──────────────────────────────────────────────
+# ── 12.5 A session of this model ──────────────────────────────────────────────
 
 EXPECTED = {
     "format": "minikv session", "version": "1", "model": "9f0c", "dtype": "float32",
@@ -774,7 +735,7 @@ def read(mine, program, log: Log) -> None:
 
 
 scenario(
-    "12.6",
+    "12.5",
     prints,
     Group(
         "the same tensors",
@@ -793,7 +754,7 @@ scenario(
     ),
 )
 scenario(
-    "12.6",
+    "12.5",
     imitates,
     Group(
         "a name that imitates another tensor",
@@ -802,7 +763,7 @@ scenario(
     ),
 )
 scenario(
-    "12.6",
+    "12.5",
     read,
     Group(
         "a good session", ["", "more", "kv=nan"],
@@ -860,24 +821,6 @@ def evict_and_return(lm: minikv.LanguageModel) -> int:
 
 @runs_model("12.1")
 def _(mine, lm: minikv.LanguageModel) -> str:
-    """The loop of conversations, simulated."""
-    answers = mine.what_two_tiers_find()
-    loop = [[10 * c + i for i in range(10)] for c in range(12)]
-    for name, kind, host in (
-        ("device alone", WriteBack, 0),
-        ("write-back, 80", WriteBack, 80),
-        ("write-through, 80", WriteThrough, 80),
-        ("write-through, 120", WriteThrough, 120),
-    ):
-        tiers = kind(60, host)
-        found = [sum(tiers.serve(ids)) for ids in loop * 5][12:]
-        if abs(answers[name] - 10 * sum(found) / len(found)) > 1:
-            raise AssertionError(f"{name}: {answers[name]}, the simulation finds otherwise")
-    return "48 turns of 12 conversations, simulated in four ways, found what you predicted."
-
-
-@runs_model("12.2")
-def _(mine, lm: minikv.LanguageModel) -> str:
     """Blocks that go to the host and come back."""
     with (
         in_place_of("minikv.tiers.tiers:demote", mine.demote),
@@ -887,7 +830,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     return f"{count} blocks of tinypy went to the host and came back: the oracle's 8 tokens."
 
 
-@runs_model("12.3")
+@runs_model("12.2")
 def _(mine, lm: minikv.LanguageModel) -> str:
     """Real K and V in a host on which a write fails."""
     prompt = lm.encode(PROMPT * 3)
@@ -906,7 +849,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     return f"{len(found)} of {len(names)} blocks came from your host: the oracle's 8 tokens."
 
 
-@runs_model("12.4")
+@runs_model("12.3")
 def _(mine, lm: minikv.LanguageModel) -> str:
     """The engine's own decision."""
     with in_place_of("minikv.tiers.tiers:blocks_to_fetch", mine.blocks_to_fetch):
@@ -914,7 +857,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     return f"your decision fetched {count} blocks from the host: the oracle's 8 tokens."
 
 
-@runs_model("12.5", "12.6")
+@runs_model("12.4", "12.5")
 def _(mine, lm: minikv.LanguageModel) -> str:
     """A session, saved and loaded by another engine."""
     prompt = lm.encode(PROMPT * 3)

@@ -12,7 +12,6 @@ from minikv.course.chapters.ch12_tiers_and_sessions.tier_rates import (
 )
 from minikv.course.measure.workload import read_trace
 from minikv.course.pictures import style
-from minikv.course.pictures.table import Table
 
 DEVICES, TIMES = (1_000, 3_000, 10_000, 50_000), (0, 10, 100)  # blocks; the host's size by these
 STORED = {  # (device, host): shares found on the device, found on the host, written, fetched
@@ -28,7 +27,7 @@ STORED = {  # (device, host): shares found on the device, found on the host, wri
 STORED_MOST = 0.366  # found by a cache without limit, as chapter 07 says
 
 
-class TraceRates(Table):
+class TraceRates:
     """Shares of all blocks asked for, by sizes of device and host, with write-back."""
 
     def __init__(self, path: str | None = None):
@@ -40,14 +39,6 @@ class TraceRates(Table):
             self.rates = {sizes: rates_by_tier(streams, WriteBack, *sizes) for sizes in self.rates}
             self.most = 1 - len(set().union(*streams)) / sum(map(len, streams))
             self.caption = f"Blocks of 512 tokens; computed from {path}."
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """The table's text, with its header."""
-        header = ("device", "host", "device finds", "host finds", "written", "fetched")
-        return [header] + [
-            (f"{device:,}", f"{host:,}", *(f"{share:.1%}" for share in rates))
-            for (device, host), rates in self.rates.items()
-        ]
 
     def picture(self) -> style.Picture:
         """What both tiers find together, over the size of the device, for each size of the host."""
@@ -75,6 +66,5 @@ class TraceRates(Table):
         axes.xaxis.minorticks_off()
         axes.set_ylim(0, 118 * self.most)
         axes.legend(frameon=False, fontsize=8)
-        return style.Picture(
-            figure, f"Found in both tiers, in per cent. {title}. {'; '.join([*told, limit])}."
-        )
+        alt = f"Found in both tiers, in per cent. {title}. {'; '.join([*told, limit])}."
+        return style.Picture(figure, alt, self.caption)

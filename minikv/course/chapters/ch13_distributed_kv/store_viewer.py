@@ -3,7 +3,6 @@
     flow = StoreFlow({"prompt 1": first_ids, "prompt 2": second_ids})
     flow.snap("A computes prompt 1", {"engine A": engine_a, "engine B": None})
     flow.picture(); flow.widget()
-    flow.run(engine_b, second_ids, "B, prompt 2", {…})  # drawn after each step, as it runs
 
 A column is a block of the prompts; blocks that both begin with are one column. A row is an engine's
 device, or the store. Where a block is, the engines' tiers say. A `FlowSnapshot` is plain data.
@@ -17,14 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
-from IPython.display import display
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from minikv.course.pictures import style
 from minikv.course.pictures.block_viewer import Recording
 from minikv.course.pictures.snapshot import counted
-from minikv.sampling import SamplingParams
 
 STORE = "the store"
 BOX, PITCH, ROW, LEFT, HEAD, FOOT = 0.28, 0.33, 0.42, 0.8, 0.32, 0.4  # inches
@@ -51,7 +48,6 @@ class StoreFlow(Recording):
 
     def __init__(self, texts: Mapping[str, Sequence[int]], block_size: int = 16):
         super().__init__()
-        self.shown: Any = None  # the picture that changes while engines run
         self.texts, self.block_size = texts, block_size
         self.hits: dict[str, tuple[ref, int]] = {}  # of each row: its engine, and its hits so far
         self.keys: dict[Key, str] = {}  # what is written into each block
@@ -103,27 +99,6 @@ class StoreFlow(Recording):
         known, before = self.hits.get(row, (None, 0))
         self.hits[row] = ref(engine), hits
         return hits - before if known is not None and known() is engine else hits
-
-    def run(
-        self, engine: Any, ids: Sequence[int], words: str, engines: Mapping[str, Any]
-    ) -> FlowSnapshot:
-        """Have the engine compute a prompt, and draw where all blocks are after each step: one
-        picture, which changes. Then wait until the store has what it gets, and draw once more."""
-        engine.add_request(ids, SamplingParams(max_tokens=1))
-        while engine.has_unfinished:
-            engine.step()
-            self._show(words, engines)
-        engine.tiers.flush()
-        return self._show(f"{words}, done", engines)
-
-    def _show(self, words: str, engines: Mapping[str, Any]) -> FlowSnapshot:
-        step = self.snap(words, engines)
-        picture = self.picture([-1])
-        if self.shown is None:
-            self.shown = display(picture, display_id=True)
-        else:
-            self.shown.update(picture)
-        return step
 
     def describe(self, i: int, before: int | None) -> str:
         held = self.steps[i].held

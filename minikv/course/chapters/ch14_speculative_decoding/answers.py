@@ -12,9 +12,9 @@ def propose_ngram(token_ids: Sequence[int], width: int, most: int) -> list[int]:
     """At most `most` drafts: what came after the latest earlier occurrence of the last `width`
     tokens, which are at least 1.
 
-    An occurrence ends before the last token; it may overlap the end of the text. There are no
-    drafts if there is none, or if the text has fewer than `width` tokens. If the copy reaches the
-    end of the text, it goes on with the drafts themselves. `token_ids` is not changed.
+    An occurrence ends before the last token; it may share tokens with the last `width`. There are
+    no drafts if there is none, or if the text has fewer than `width` tokens. If the copy reaches
+    the end of the text, it goes on with the drafts themselves. `token_ids` is not changed.
 
     Worked example, width 2: after 7 8 1 7 8 come 1 7 8 1 7 …, after 7 8 1 2 come none.
     """

@@ -1,9 +1,42 @@
-"""Chapter 14: what drafts gain, by their number."""
+"""Chapter 14: which drawn drafts are kept; what drafts gain, by their number."""
 
 from collections.abc import Mapping, Sequence
 
 from minikv.course.chapters.ch14_speculative_decoding.answers import expected_tokens
 from minikv.course.pictures import style
+
+
+def bars_picture(tokens: str, p: Sequence[int], q: Sequence[int]) -> style.Picture:
+    """Two distributions in eighths, side by side for each token: where they overlap a draft is
+    kept, and what p has more is missing."""
+    kept = [min(one, other) for one, other in zip(p, q, strict=True)]
+    title = f"Kept: {sum(kept)}/8 of the drafts; in place of the others comes what is missing"
+    figure, axes = style.new_axes(title, "token", "probability, in eighths", height=2.8)
+    places, missing = range(len(tokens)), [one - same for one, same in zip(p, kept, strict=True)]
+    left, right = ([at + shift for at in places] for shift in (-0.19, 0.19))
+    both, only_p = style.color(0), style.color(4)
+    axes.bar(left, kept, 0.36, color=both, edgecolor=style.INK, label="min(p, q): kept")
+    axes.bar(
+        left, missing, 0.36, bottom=kept, color=only_p, edgecolor=style.INK, hatch="//",
+        label="max(p − q, 0): missing",
+    )  # fmt: skip
+    axes.bar(right, kept, 0.36, color=style.tint(both), edgecolor=style.INK)
+    refused = [one - same for one, same in zip(q, kept, strict=True)]
+    axes.bar(
+        right, refused, 0.36, bottom=kept, color=style.PAPER, edgecolor=style.INK, hatch="..",
+        label="drafts that are refused",
+    )  # fmt: skip
+    for name, at, heights in (("p", left, p), ("q", right, q)):
+        for x, height in zip(at, heights, strict=True):
+            axes.text(x, height + 0.1, name, ha="center", fontsize=9)
+    axes.set_xticks(places, labels=list(tokens))
+    axes.set_ylim(0, max(*p, *q) + 0.8)
+    axes.legend(frameon=False, fontsize=8)
+    told = [
+        f"{token}: p {a}/8, q {b}/8, kept {same}/8, missing {more}/8"
+        for token, a, b, same, more in zip(tokens, p, q, kept, missing, strict=True)
+    ]
+    return style.Picture(figure, f"{title}. {'; '.join(told)}.")
 
 
 def gain_picture(

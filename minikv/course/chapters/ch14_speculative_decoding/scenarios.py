@@ -1,6 +1,5 @@
 """Chapter 14 as programs: what is kept, what is given back, what is published, what pays."""
 
-import itertools
 import random
 from functools import partial
 from string import ascii_lowercase
@@ -256,26 +255,32 @@ scenario(
 # ── 14.5 Rejection sampling ───────────────────────────────────────────────────
 
 # A program is (p, q, draft), in eighths. All numbers come from a grid that all borders are on, so
-# the shares of what is written are exact.
+# the shares of what is written are exact. A right solution may draw all its numbers in advance.
 
 GRID = [(2 * place + 1) / 24 for place in range(12)]
 COARSE = [(2 * place + 1) / 8 for place in range(4)]  # for two drafts, borders at quarters
 
 
-def numbers_from(given):
-    endless = itertools.chain(given, itertools.repeat(0.5))
-    return lambda: next(endless)
-
-
 def shares_of(mine, p, q, drafts, grid) -> dict[tuple[int, ...], float]:
-    """How often each text is written, over all numbers of the grid: one per draft and one more."""
+    """How often each text is written, over all numbers of the grid that are drawn: as many as the
+    solution asks for, up to two per draft and one more."""
+    given_p, given_q, most = torch.tensor(p) / 8, torch.tensor(q) / 8, 2 * len(drafts) + 1
     shares: dict[tuple[int, ...], float] = {}
-    for given in itertools.product(grid, repeat=len(drafts) + 1):
-        found = mine.rejection_sample(
-            torch.tensor(p) / 8, torch.tensor(q) / 8, list(drafts), numbers_from(given)
-        )
-        written = tuple(int(one) for one in found)
-        shares[written] = shares.get(written, 0) + len(grid) ** -len(given)
+    ways: list[tuple[float, ...]] = [()]  # how the numbers begin
+    while ways:
+        begin = ways.pop()
+        drawn: list[float] = []
+
+        def uniform(begin=begin, drawn=drawn) -> float:
+            place = len(drawn)
+            drawn.append((*begin, grid[0])[min(place, len(begin))] if place < most else 0.5)
+            return drawn[-1]
+
+        found = mine.rejection_sample(given_p, given_q, list(drafts), uniform)
+        written, count = tuple(int(one) for one in found), min(len(drawn), most)
+        shares[written] = shares.get(written, 0) + len(grid) ** -count
+        for place in range(len(begin), count):
+            ways += [(*drawn[:place], other) for other in grid[1:]]
     return shares
 
 

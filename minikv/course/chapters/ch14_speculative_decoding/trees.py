@@ -1,4 +1,4 @@
-"""Chapter 14: drafts that branch, verified in one pass, and what they give on this model.
+"""Chapter 14: drafts that branch, verified in one pass; and what a drafter gives on this model.
 
 row       0        1      2       3            the newest token, and drafts
 parent   -1        0      0       1            row 3 follows row 1; rows 1 and 2 are two guesses
@@ -18,7 +18,7 @@ from minikv.course.measure.corpus import read_corpus
 from minikv.course.measure.timing import REPEATS
 from minikv.kv_cache import PreallocatedCache
 from minikv.language_model import LanguageModel
-from minikv.speculative import HeadDrafter, Speculation
+from minikv.speculative import Speculation
 
 
 @torch.inference_mode()
@@ -87,33 +87,3 @@ def times_as_fast(
                     raise AssertionError("a draft changed a token")
             taken.append(perf_counter() - started)
     return min(seconds[0]) / min(seconds[1]), engines[1].stats().speculation
-
-
-@torch.inference_mode()
-def accepted_length(lm: LanguageModel, texts: list[list[int]], widths: Sequence[int]) -> float:
-    """Tokens of a step on average, over all places of the texts after the 96 tokens of their
-    prompts, if tinypy's head drafts a tree in which each row at depth d has widths[d] children,
-    the most likely ones. Only the branch that is right can be kept, so only it is followed."""
-    head, total, places = HeadDrafter(lm), 0, 0
-    for text in texts:
-        ids = torch.tensor(text)
-        every = lm.transformer.forward(ids, torch.arange(len(ids)), lm.transformer.attend_naively)
-        at = torch.arange(96, len(ids) - len(widths) - 1)  # of the newest token
-        hidden, alive = every[at - 1], torch.ones(len(at), dtype=torch.bool)
-        for depth, width in enumerate(widths):
-            newest = torch.stack([ids[at + depth - back] for back in range(3)], 1)
-            hidden, p = head.guess(hidden, newest)
-            guesses = head.kept[p.topk(width).indices]  # (places, width)
-            alive &= (guesses == ids[at + depth + 1, None]).any(1)
-            total += int(alive.sum())
-        places += len(at)
-    return 1 + total / places
-
-
-def rows_of(widths: Sequence[int]) -> int:
-    """Rows of a step with such a tree, the newest token's included."""
-    rows = level = 1
-    for width in widths:
-        level *= width
-        rows += level
-    return rows

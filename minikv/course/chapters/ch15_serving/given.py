@@ -52,44 +52,56 @@ def server(
 # ── One after the other, or together ──────────────────────────────────────────
 
 
-def one_after_the_other(lm: LanguageModel, prompts: Sequence[str], max_tokens: int) -> list[float]:
-    """Seconds until each user sees something, if the server answers one call after the other."""
+def one_after_the_other(
+    lm: LanguageModel, prompts: Sequence[str], max_tokens: int
+) -> list[tuple[float, float]]:
+    """Seconds until each user sees its first token and its last, if the server answers one call
+    after the other: then both come together."""
     engine = Engine(lm)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     engine.generate("warm", params)
     started, seen = perf_counter(), []
     for prompt in prompts:
         engine.generate(prompt, params)
-        seen.append(perf_counter() - started)
+        seen.append((perf_counter() - started,) * 2)
     return seen
 
 
-async def together(lm: LanguageModel, prompts: Sequence[str], max_tokens: int) -> list[float]:
+async def together(
+    lm: LanguageModel, prompts: Sequence[str], max_tokens: int
+) -> list[tuple[float, float]]:
     """The same with one thread that steps, and a reader for each user."""
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+
+    async def read(inbox: Inbox) -> tuple[float, float]:
+        while (await inbox.take())[-1][1].finish_reason is None:
+            pass
+        return (inbox.first or 0.0) - started, monotonic() - started
+
     with EngineLoop(Engine(lm)) as loop:
         started, inboxes = monotonic(), [Inbox() for _ in prompts]
         for prompt, inbox in zip(prompts, inboxes, strict=True):
             loop.submit(prompt, params, reader=inbox)
-        await asyncio.gather(*[inbox.take() for inbox in inboxes])
-        return [(inbox.first or 0.0) - started for inbox in inboxes]
+        return await asyncio.gather(*map(read, inboxes))
 
 
 async def readers(
     lm: LanguageModel, make_inbox: Callable, pauses: Sequence[float], max_tokens: int = 60
-) -> list[list[int]]:
+) -> list[tuple[list[int], float]]:
     """How many tokens each reader got each time that it took, if it pauses so many seconds in
-    between. All have the same prompt; raises AssertionError if they get different tokens."""
+    between, and its seconds per token. All have the same prompt; raises AssertionError if they get
+    different tokens."""
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
-    async def read(inbox: Any, pause: float) -> list[list[int]]:
-        found, is_over = [], False
+    async def read(inbox: Any, pause: float) -> tuple[list[list[int]], float]:
+        found, is_over, started = [], False, monotonic()
         while not is_over:
             delta = await inbox.take()
             found.append(delta.token_ids)
             is_over = delta.finish_reason is not None
-            await asyncio.sleep(pause)
-        return found
+            if not is_over:
+                await asyncio.sleep(pause)
+        return found, (monotonic() - started) / max_tokens
 
     with EngineLoop(Engine(lm)) as loop:
         inboxes = [make_inbox() for _ in pauses]
@@ -97,9 +109,9 @@ async def readers(
             loop.submit("def area(", params, reader=inbox)
         pieces = await asyncio.gather(*map(read, inboxes, pauses))
     expected = lm.generate_naively(lm.encode("def area("), max_tokens)
-    if any([token for piece in one for token in piece] != expected for one in pieces):
+    if any([token for piece in one for token in piece] != expected for one, _ in pieces):
         raise AssertionError("a reader got other tokens than the oracle's")
-    return [[len(token_ids) for token_ids in one] for one in pieces]
+    return [([len(token_ids) for token_ids in one], each) for one, each in pieces]
 
 
 # ── A client leaves ───────────────────────────────────────────────────────────
