@@ -459,7 +459,8 @@ class CountedNodes(dict):
 def among_many(mine, program, log: Log) -> None:
     """What it takes to find a leaf: nodes, entries and ages that are looked at."""
     num_leaves, seconds = program
-    clock, work = SimpleNamespace(now=1000.0), Counter()
+    clock = SimpleNamespace(now=1000.0)
+    work: Counter[str] = Counter()
 
     def policy(cache, leaf):
         work["looked at"] += 1
