@@ -47,8 +47,10 @@ class Scheduler(scheduler.Scheduler):
         """Decide the next step and reserve its blocks. An empty plan: nothing can run now.
 
         A running sequence with one token left to compute is a decode, unless it has yet to
-        fork; the others are prefills. Waiting sequences are admitted in order until one does
-        not fit; none is admitted in a step that preempts.
+        fork; all decodes get that token. The others are prefills: they get chunks, in order, of
+        what is left of `max_batch_tokens`. While there is budget and nothing was preempted in this
+        step, `_admit` is asked about the first that waits. If admitted, it moves to its place in
+        `running` and gets a chunk at once; the first refusal ends the step's admissions.
         """
         raise NotImplementedError("Exercise 06.3: Scheduler.schedule")
 
@@ -56,10 +58,14 @@ class Scheduler(scheduler.Scheduler):
     def preempt(self, sequence: Sequence, plan: Plan | None = None) -> None:
         """Take a running sequence's blocks and put it back among the waiting.
 
-        With preemption="swap", a plan, and enough free blocks in `host_pool`, its computed
-        blocks are moved there: `plan.swap_out` takes the moves, `host_block_ids` the host's
-        blocks, which `_begin` gives back when the sequence returns. Otherwise all its tokens
-        are computed again later.
+        It goes to its place in the policy's order; `num_preemptions`, its own and the scheduler's,
+        go up by one; what it holds is given back (`_release`).
+
+        Swap: if `config.preemption` is "swap", and there is a plan, a block with computed tokens,
+        and room in `host_pool` (otherwise None) for all such blocks, they are moved there.
+        `host_block_ids` names the host's blocks, `plan.swap_out` gets a pair (device block, host
+        block) for each, in order, and `num_swaps_out` goes up by one. Otherwise it is recomputed:
+        `num_computed` is 0.
         """
         raise NotImplementedError("Exercise 06.4: Scheduler.preempt")
 
@@ -105,17 +111,25 @@ class Scheduler(scheduler.Scheduler):
 
     # ── 06.1 A chunk of a prompt ──────────────────────────────────────────────────
     def _add_chunk(self, sequence: Sequence, budget: int, plan: Plan) -> int:
-        """Plan as many tokens of a prefill as the budget allows, perhaps none; returns how many.
-        Its blocks are reserved already."""
+        """Plan as many tokens of a prefill as it has left and the budget allows; returns how many.
+
+        The plan gets the sequence, the number, and the slot of the first of these tokens; nothing
+        if there are none. The table has blocks for all of them. `num_computed` stays: it is
+        counted when the step is done.
+        """
         raise NotImplementedError("Exercise 06.1: Scheduler._add_chunk")
 
     # ── 06.2 Admission ────────────────────────────────────────────────────────────
     def _admit(self, sequence: Sequence, plan: Plan) -> bool:
-        """Admit a waiting sequence if there are places in the batch and blocks for all its tokens;
-        otherwise leave everything as it was. Returns whether it was admitted.
+        """Admit a waiting sequence if there are seats and blocks for it. Returns whether it was.
 
-        One block per running sequence must be left over, free or evictable (one, however many
-        samples the sequence has yet to fork into). In vLLM this reserve is called the watermark.
+        Seats: its own (`_seats`) and those of all that run are at most `max_num_seqs`. Blocks: for
+        all its tokens, prompt and output, in a new `self.block_table(pool, block_size)`; a hit
+        (`look_up`) is locked and shared first, and only the rest is needed. `_make_free` says
+        whether they can be had with a headroom of one block per running sequence (one, however
+        many samples it has yet to fork into). Then the table grows, and `_begin` takes over.
+
+        If not, pool, cache and sequence are as they were: release the table, unlock the hit.
         """
         raise NotImplementedError("Exercise 06.2: Scheduler._admit")
 
@@ -196,30 +210,3 @@ class FreesTheMost(Scheduler):
         plan.num_decodes = len(decoding)
         plan.num_tokens.extend([1] * len(decoding))
         return preempted
-
-
-# ── 06.6 Before the race ──────────────────────────────────────────────────────────
-def before_the_race() -> dict[str, float]:
-    """What static and continuous batches make of the same requests, and when to swap.
-
-    Eight requests, A to H, all wait at the start and are served in that order, four at a time.
-    They want 8, 2, 3, 3, 6, 1, 5 and 7 tokens. Every step gives each request in the batch one
-    token, also the step that computes its prompt: a request of 3 tokens takes 3 steps. A seat is
-    empty in a step if no request gets a token there.
-
-    "static steps"        steps until all are done, in static batches of four: the next batch
-                          begins when the longest request of the one before is done
-    "static empty"        the number of empty seats, summed over those steps (four seats in each)
-    "continuous steps"    steps if a free seat is taken in the next step
-    "continuous empty"    the number of empty seats then, summed over the steps
-    "equal steps"         continuous steps if all eight want 5 tokens
-    "break-even"          a preempted request of a model that keeps 131,072 bytes per token is
-                          computed again at 20,000 tokens per second, or swapped: its blocks go to
-                          the host and come back later. At what speed of the link, in GB/s
-                          (10^9 bytes per second), do both take the same time?
-
-    Worked for two seats and 3, 1 and 2 tokens. Static: A and B take 3 steps and C takes 2, so
-    there are 5 steps of two seats, 10 in all, for 6 tokens: 4 are empty. Continuous: C takes B's
-    seat in step 2, and all are done after 3 steps, with no seat ever empty.
-    """
-    raise NotImplementedError("Exercise 06.6: before_the_race")

@@ -93,8 +93,10 @@ class Scheduler:
         """Decide the next step and reserve its blocks. An empty plan: nothing can run now.
 
         A running sequence with one token left to compute is a decode, unless it has yet to
-        fork; the others are prefills. Waiting sequences are admitted in order until one does
-        not fit; none is admitted in a step that preempts.
+        fork; all decodes get that token. The others are prefills: they get chunks, in order, of
+        what is left of `max_batch_tokens`. While there is budget and nothing was preempted in this
+        step, `_admit` is asked about the first that waits. If admitted, it moves to its place in
+        `running` and gets a chunk at once; the first refusal ends the step's admissions.
         """
         plan = Plan()
         budget = self.config.max_batch_tokens
@@ -148,10 +150,14 @@ class Scheduler:
     def preempt(self, sequence: Sequence, plan: Plan | None = None) -> None:
         """Take a running sequence's blocks and put it back among the waiting.
 
-        With preemption="swap", a plan, and enough free blocks in `host_pool`, its computed
-        blocks are moved there: `plan.swap_out` takes the moves, `host_block_ids` the host's
-        blocks, which `_begin` gives back when the sequence returns. Otherwise all its tokens
-        are computed again later.
+        It goes to its place in the policy's order; `num_preemptions`, its own and the scheduler's,
+        go up by one; what it holds is given back (`_release`).
+
+        Swap: if `config.preemption` is "swap", and there is a plan, a block with computed tokens,
+        and room in `host_pool` (otherwise None) for all such blocks, they are moved there.
+        `host_block_ids` names the host's blocks, `plan.swap_out` gets a pair (device block, host
+        block) for each, in order, and `num_swaps_out` goes up by one. Otherwise it is recomputed:
+        `num_computed` is 0.
         """
         self.running.remove(sequence)
         sequence.num_preemptions += 1
@@ -219,8 +225,12 @@ class Scheduler:
                     return None
 
     def _add_chunk(self, sequence: Sequence, budget: int, plan: Plan) -> int:
-        """Plan as many tokens of a prefill as the budget allows, perhaps none; returns how many.
-        Its blocks are reserved already."""
+        """Plan as many tokens of a prefill as it has left and the budget allows; returns how many.
+
+        The plan gets the sequence, the number, and the slot of the first of these tokens; nothing
+        if there are none. The table has blocks for all of them. `num_computed` stays: it is
+        counted when the step is done.
+        """
         start = sequence.num_computed
         num_tokens = min(len(sequence.token_ids) - start, budget)
         if num_tokens > 0:
@@ -230,11 +240,15 @@ class Scheduler:
         return num_tokens
 
     def _admit(self, sequence: Sequence, plan: Plan) -> bool:
-        """Admit a waiting sequence if there are places in the batch and blocks for all its tokens;
-        otherwise leave everything as it was. Returns whether it was admitted.
+        """Admit a waiting sequence if there are seats and blocks for it. Returns whether it was.
 
-        One block per running sequence must be left over, free or evictable (one, however many
-        samples the sequence has yet to fork into). In vLLM this reserve is called the watermark.
+        Seats: its own (`_seats`) and those of all that run are at most `max_num_seqs`. Blocks: for
+        all its tokens, prompt and output, in a new `self.block_table(pool, block_size)`; a hit
+        (`look_up`) is locked and shared first, and only the rest is needed. `_make_free` says
+        whether they can be had with a headroom of one block per running sequence (one, however
+        many samples it has yet to fork into). Then the table grows, and `_begin` takes over.
+
+        If not, pool, cache and sequence are as they were: release the table, unlock the hit.
         """
         seats = sum(map(_seats, self.running)) + _seats(sequence)
         if seats > self.config.max_num_seqs:

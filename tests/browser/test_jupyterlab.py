@@ -34,7 +34,6 @@ CHAPTER = chapter_of("07")
 PLAYERS = {
     "04": "the block tables",
     "07": "the radix tree",
-    "08": "the launches",
     "09": "the walks",
     "10": "a block with an outlier",
     "11": "the ring",

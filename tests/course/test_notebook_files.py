@@ -194,18 +194,21 @@ def test_every_picture_has_words(notebook):
             assert re.search(r"alt=['\"][^'\"]", tag), tag
 
 
-def test_has_a_widget_and_a_picture_beside_it(notebook):
+WITHOUT_PLAYER = {"08"}  # its picture shows each program over time
+
+
+def test_has_a_widget_and_a_picture_beside_it(path, notebook):
     shown = [output.get("data", {}) for output in outputs(notebook)]
     widgets = ["application/vnd.jupyter.widget-view+json" in data for data in shown]
     pictures = ["<!-- a picture -->" in data.get("text/html", "") for data in shown]
-    assert any(widgets) and any(pictures)
+    assert any(widgets) == (path.stem[:2] not in WITHOUT_PLAYER) and any(pictures)
 
 
-def test_stores_a_film_of_each_player(notebook):
+def test_stores_a_film_of_each_player(path, notebook):
     """What a page without a kernel shows in its place: `make notebooks` stores it."""
     shown = [output.get("data", {}) for output in outputs(notebook)]
     players = [data for data in shown if data.get("text/plain", "").startswith("A player for ")]
-    assert players
+    assert bool(players) == (path.stem[:2] not in WITHOUT_PLAYER)
     assert all("<div class='film'" in data.get("text/html", "") for data in players)
 
 
@@ -231,7 +234,7 @@ NOT_PROSE = re.compile(
 )
 # Arithmetic that no cell prints, and givens of a question.
 ALSO_GIVEN = {
-    "00": {"500"}, "07": {"29"}, "08": {"100000"}, "10": {"255", "68", "1024"}, "11": {"150"},
+    "00": {"500"}, "07": {"29"}, "10": {"255", "68", "1024"}, "11": {"150"},
     "13": {"989"},
 }  # fmt: skip
 
@@ -265,8 +268,8 @@ def test_numbers_in_prose_stand_in_the_notebook(path, notebook):
 NOTEBOOK_WORDS, CELL_WORDS, ALL_WORDS = 5500, 250, 61_000
 # Of the chapters that have become shorter, with the marks.
 AT_MOST = {
-    "00": 1700, "01": 2600, "02": 2400, "03": 2300, "04": 3200, "05": 2300, "07": 3600, "09": 3700,
-    "12": 3100, "13": 3200, "14": 2700, "15": 3300, "16": 2900,
+    "00": 1700, "01": 2600, "02": 2400, "03": 2300, "04": 3200, "05": 2300, "06": 3400, "07": 3600,
+    "08": 3500, "09": 3700, "12": 3100, "13": 3200, "14": 2700, "15": 3300, "16": 2900,
 }  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 import importlib.util
 import random
-from itertools import pairwise
 
 import pytest
 import torch
@@ -101,9 +100,8 @@ def test_three_ways_to_read_the_same(launches):
             turns = range(launch.num_turns)
             keys = [key for turn in turns for key in launch.keys(program, turn)]
             assert keys == list(range(program.start, program.end))
-        busy = [launch.busy(turn) for turn in range(launch.num_turns + 1)]
-        assert busy[0] == len(launch.programs) and busy[-1] == 0
-        assert launch.at_work == pytest.approx(sum(busy) / (busy[0] * launch.num_turns))
+        work = [bool(launch.keys(p, t)) for p in launch.programs for t in range(launch.num_turns)]
+        assert launch.at_work == pytest.approx(sum(work) / len(work))
     assert split.at_work > 2 * grouped.at_work
 
 
@@ -185,31 +183,6 @@ def test_a_tile_of_one_block_is_a_turn_of_one_block():
     words = words_in(pictures.launches_picture([launch]).figure)
     cells = [word for word in words if word == str(launch.tables[1][0])]
     assert len(cells) >= 4  # 40 columns: the blocks are still named
-
-
-@pytest.mark.thorough
-def test_the_player_moves(launches):
-    player = pictures.launches_widget(launches)
-    assert player.slider.max == 20
-    seen = []
-    for turn in (0, 1, 3, 5, 20):
-        player.slider.value = turn
-        seen.append((player.picture.value, player.caption.value))
-    assert all(before != after for before, after in pairwise(seen))
-    assert "12 of 14 programs at work" in seen[2][1]
-    assert "done after turn 4" in seen[3][1] and "4 of 12 programs at work" in seen[3][1]
-    assert "2×" in " ".join(words_in(pictures.launches_frame(launches, 1)))
-    assert "2×" not in " ".join(words_in(pictures.launches_frame(launches[1:], 1))[:-1])
-
-
-def test_how_many_programs():
-    picture = pictures.programs_picture(8, 132, 4, 128)
-    assert "8 programs for 132 multiprocessors, 520 when split" in picture.alt
-    [axes] = picture.figure.axes
-    assert axes.get_xlabel() and axes.get_ylabel()
-    levels = [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() != "-"]
-    assert levels[-2:] == [132, 4 * 132] and "at most 528 programs" in picture.alt
-    assert axes.get_ylim()[1] > 4 * 132
 
 
 def test_the_tiles_of_a_chunk_cover_what_is_visible():

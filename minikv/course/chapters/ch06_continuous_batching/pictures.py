@@ -19,14 +19,12 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from minikv.cluster.simulate import percentile
 from minikv.course.chapters.ch06_continuous_batching.serving import (
-    ACCELERATORS,
-    REACHED,
     Comparison,
     PreemptionCost,
     Run,
-    crossover,
 )
 from minikv.course.pictures import style
+from minikv.course.pictures.timeline import Timeline
 
 LINES = ("-", "--", "-.", ":")  # of the ways, so that colour is never alone
 COLORS = (style.PALETTE[3], style.PALETTE[0], style.PALETTE[5], style.PALETTE[1])
@@ -76,13 +74,13 @@ def latency_picture(comparison: Comparison, upto: str = "last token") -> style.P
 
 
 def filled_picture(comparison: Comparison) -> style.Picture:
-    """Each way's share of seats that computed something, step by step, and the share of blocks
-    that its running sequences held. Of several repeats, it is the one with the median duration."""
+    """Each way's share of seats that computed something, step by step, how many were empty while a
+    request waited, and the share of blocks held. Of several repeats, the one with the median
+    duration."""
     runs = {way: comparison.typical(way) for way in comparison.runs}
-    first, fullest = next(iter(runs)), max(runs, key=lambda way: runs[way].seats_filled)
-    title = f"Seats filled: {runs[first].seats_filled:.0%} with {first}"
-    if fullest != first:
-        title += f", {runs[fullest].seats_filled:.0%} with {fullest}"
+    title = "Seats empty while a request waits: " + ", ".join(
+        f"{run.holes:.0%} with {way}" for way, run in [*runs.items()][:2]
+    )
     figure, axes = style.new_axes(
         title, "time since the first arrival (s)", "share (%)", height=0.9 + 1.05 * len(runs)
     )
@@ -97,15 +95,15 @@ def filled_picture(comparison: Comparison) -> style.Picture:
         axes.axhline(base, color=style.FAINT, linewidth=0.6)
         axes.axhline(base + 100, color=style.FAINT, linewidth=0.6, linestyle=":")
         axes.annotate(
-            f"{way}: {run.seats_filled:.0%} of {run.config.max_num_seqs} seats, "
-            f"{run.blocks_filled:.0%} of {run.config.num_blocks} blocks",
+            f"{way}: {run.holes:.0%} of the seats empty while a request waits; "
+            f"{run.seats_filled:.0%} filled",
             (1, base + 100), (0, 2), xycoords=("axes fraction", "data"),
             textcoords="offset points", ha="right", va="bottom", fontsize=9, color=style.INK,
         )  # fmt: skip
         ticks += [(base, "0"), (base + 50, "50"), (base + 100, "100")]
         words.append(
-            f"{way}: {run.seats_filled:.0%} of the seats, {run.blocks_filled:.0%} of the blocks, "
-            f"{run.seconds:.2f} s"
+            f"{way}: {run.holes:.0%} of the seats empty while a request waits, "
+            f"{run.seats_filled:.0%} filled, {run.blocks_filled:.0%} of the blocks held"
         )
     axes.set_yticks(*zip(*ticks, strict=True), fontsize=8)
     axes.set(xlim=(0, None), ylim=(-pitch * (len(runs) - 1), 122))
@@ -288,6 +286,57 @@ def _legend(kinds: set[str]) -> list:
 # ── What scheduling costs ─────────────────────────────────────────────────────
 
 
+def budgets_picture(
+    budgets: Mapping[int, Seq[Timeline]], writer: int, newcomer: int, before: int
+) -> style.Picture:
+    """The steps of one request's tokens after a long prompt came, under several token budgets, and
+    when the long prompt got its first token. Of the repeats, the one with the median of the
+    writer's longest pauses. `before`: the writer's steps before the prompt came."""
+    chosen, worst = {}, {}
+    for budget, timelines in budgets.items():
+        order = sorted(timelines, key=lambda one: _longest_pause(one, writer, newcomer, before))
+        chosen[budget] = order[(len(order) - 1) // 2]
+        worst[budget] = _longest_pause(chosen[budget], writer, newcomer, before)
+    first, small = max(budgets), min(budgets)
+    title = f"A's longest pause: {worst[first]:.0f} ms in one piece, "
+    title += f"{worst[small]:.0f} ms with a budget of {small}"
+    figure, axes = style.new_axes(
+        title, "time since the long prompt came (ms)", "token budget", height=3.0
+    )
+    words = []
+    for row, (budget, timeline) in enumerate(chosen.items()):
+        came = timeline.rows[newcomer].arrived
+        chunks = {bar.step for bar in timeline.bars(newcomer) if bar.kind == "prefill"}
+        for bar in timeline.bars(writer)[before:]:
+            step, chunk = timeline.steps[bar.step], bar.step in chunks
+            left, width = 1000 * (step.start - came), 1000 * (step.end - step.start)
+            color, hatch = (style.PALETTE[3], "////") if chunk else ("#dddddd", None)
+            axes.barh(row, width, 0.7, left, color=color, hatch=hatch, edgecolor="white")
+        token = 1000 * timeline.time_to_first_token(newcomer)
+        axes.plot([token], [row], "D", color=style.INK, markeredgecolor="white", markersize=8)
+        words.append(f"budget {budget:,}: first token of the long prompt after {token:.0f} ms")
+    axes.set_yticks(range(len(budgets)), labels=[f"{budget:,}" for budget in budgets])
+    axes.set_xlim(left=0)
+    axes.invert_yaxis()
+    for color, hatch, label in (
+        (style.PALETTE[3], "////", "a token of A, with a chunk of the long prompt"),
+        ("#dddddd", None, "a token of A alone"),
+    ):
+        axes.barh(0, 0, color=color, hatch=hatch, edgecolor="white", label=label)
+    axes.plot([], [], "D", color=style.INK, label="the long prompt's first token")
+    figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    return style.Picture(
+        figure, f"The steps of A after a long prompt came. {title}. {'; '.join(words)}."
+    )
+
+
+def _longest_pause(timeline: Timeline, writer: int, newcomer: int, before: int) -> float:
+    """Between two tokens of the writer while the newcomer's prompt is computed, in ms."""
+    chunks = sum(bar.kind == "prefill" for bar in timeline.bars(newcomer))
+    pauses = timeline.times_between_tokens(writer)
+    return 1000 * max(pauses[before - 1 : before - 1 + chunks])
+
+
 def preemption_picture(costs: Seq[PreemptionCost]) -> style.Picture:
     """What a preemption costs a sequence, by the tokens in its blocks, in both ways."""
     last = costs[-1]
@@ -311,52 +360,6 @@ def preemption_picture(costs: Seq[PreemptionCost]) -> style.Picture:
         for cost in costs
     )
     return style.Picture(figure, f"Two lines over the number of tokens. {title}. {rows}.")
-
-
-def crossover_picture(models: Mapping[str, tuple[float, float]]) -> style.Picture:
-    """Above a model's line a swap is faster than recomputing; the dots are ACCELERATORS at REACHED
-    of their operations, and a thin line leads to all of them. By arithmetic alone: see
-    `crossover`. `models`: parameters and K/V bytes per token, by name."""
-    (first, *_), (*_, last) = models, models
-    device, accelerator = list(ACCELERATORS.items())[1]
-    least = {
-        name: crossover(*model, REACHED * accelerator.flops) / 1e9 for name, model in models.items()
-    }  # GB/s
-    title = f"The link of {device} has {accelerator.link / 1e9:.0f} GB/s. "
-    title += f"Swapping wins above {least[first]:.0f} ({first})"
-    title += f" or {least[last]:.0f} ({last})" if last != first else ""
-    figure, axes = style.new_axes(
-        title, "operations per second (10¹²)", "link to the host (GB/s each way)", height=4.0
-    )
-    ends = [50e12, 2000e12]
-    for row, (name, model) in enumerate(models.items()):
-        axes.plot([end / 1e12 for end in ends], [crossover(*model, end) / 1e9 for end in ends],
-                  LINES[row % len(LINES)], color=_color(row), linewidth=2, label=name)  # fmt: skip
-    for name, (flops, link) in ACCELERATORS.items():
-        reached, height = REACHED * flops / 1e12, link / 1e9
-        axes.plot([reached, flops / 1e12], [height] * 2, "-|", color=style.INK, linewidth=1)
-        axes.plot([reached], [height], "o", color=style.INK, markersize=7, zorder=4)
-        axes.annotate(name, (reached, height), (-8, 5), textcoords="offset points", ha="right",
-                      fontsize=9, color=style.INK)  # fmt: skip
-    axes.set(xscale="log", yscale="log")
-    _label_axis(axes.xaxis)
-    _label_axis(axes.yaxis)
-    axes.text(0.02, 0.97, "swap wins above a model's line", transform=axes.transAxes, va="top",
-              fontsize=9, color=style.FAINT)  # fmt: skip
-    axes.text(0.98, 0.03, "recomputing wins below it", transform=axes.transAxes, ha="right",
-              fontsize=9, color=style.FAINT)  # fmt: skip
-    axes.set(xlim=(ends[0] / 1e12, ends[1] / 1e12), ylim=(0.5, 1000))
-    figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=9)
-    words = "; ".join(
-        f"{name} on {device}: "
-        + ("swap" if link > crossover(*model, share * flops) else "recompute")
-        + f" at {share:.0%} of its operations (crossover "
-        f"{crossover(*model, share * flops) / 1e9:.0f} GB/s, link {link / 1e9:.0f} GB/s)"
-        for name, model in models.items()
-        for device, (flops, link) in ACCELERATORS.items()
-        for share in (REACHED, 1.0)
-    )
-    return style.Picture(figure, f"Lines of equal cost. {title}. What wins: {words}.")
 
 
 def _line(axes, places: Seq[float], values: list[Seq[float]], row: int, label: str) -> None:

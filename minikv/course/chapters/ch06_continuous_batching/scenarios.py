@@ -11,7 +11,7 @@ import minikv
 from minikv import Plan, SamplingParams, Sequence
 from minikv.course.judge.checking import Wrong, check, plain, runs_model, tinypy, witness
 from minikv.course.judge.programs import LINES_ABOVE, scramble
-from minikv.course.judge.scenarios import Group, Log, Words, numbers, scenario
+from minikv.course.judge.scenarios import Group, Log, Words, scenario
 from minikv.course.pictures.style import letter
 from minikv.testing import SchedulerBench
 
@@ -748,24 +748,6 @@ scenario("06.5", served,
            for seed in range(200, 290)],
           look=UNDONE),
 )  # fmt: skip
-
-
-# ── 06.6 Before the race ──────────────────────────────────────────────────────
-
-EMPTY = "4 seats in each of the steps, less 35 tokens"
-RACE = {
-    "static steps": ("steps of static batches", "the longest of A to D, then that of E to H"),
-    "static empty": ("empty seats in static batches", EMPTY),
-    "continuous steps": ("steps of continuous batches", "step by step: which request is in which "
-                                                        "seat?"),
-    "continuous empty": ("empty seats in continuous batches", EMPTY),
-    "equal steps": ("steps when all want 5 tokens", "which request waits for another, if all are "
-                                                    "equally long?"),
-    "break-even": ("the speed of the link at which both take the same time (GB/s)",
-                   "bytes per token, tokens per second, and how often each byte moves"),
-}  # fmt: skip
-
-numbers("06.6", "before_the_race", RACE, near=0.01)  # rounded as you like
 
 
 # ── The reader's parts in the engine ──────────────────────────────────────────

@@ -475,30 +475,3 @@ def preemption_costs(
                     cost.recompute.append(recomputed - started)
                     cost.swap.append(swapped - swapping)
     return costs
-
-
-def crossover(parameters: float, kv_bytes_per_token: float, flops: float) -> float:
-    """The link bandwidth, in bytes per second each way, above which a swap beats computing again.
-
-    By arithmetic: out and in are 2 * kv_bytes_per_token over the link; a prefill takes about
-    2 * parameters operations per token, at `flops` per second. Both grow with the number of
-    tokens, so it cancels. Left out: attention's part of the prefill, and the start of a copy.
-    """
-    return kv_bytes_per_token * flops / parameters
-
-
-class Accelerator(NamedTuple):
-    flops: float  # bf16 operations per second at best, dense
-    link: float  # bytes per second each way, between it and the host
-
-
-# From NVIDIA's data sheets, which add up a link's two directions and count operations with
-# sparsity, which doubles them: both figures are halved here.
-ACCELERATORS = {
-    "A100, PCIe 4": Accelerator(624e12 / 2, 64e9 / 2),
-    "H100, PCIe 5": Accelerator(1_979e12 / 2, 128e9 / 2),
-    "GH200, NVLink-C2C": Accelerator(1_979e12 / 2, 900e9 / 2),
-}
-# Of these operations, what a large model reaches on H100s: 38 to 43 % in training (Grattafiori et
-# al., The Llama 3 Herd of Models, 2024, section 3.3.2).
-REACHED = 0.4

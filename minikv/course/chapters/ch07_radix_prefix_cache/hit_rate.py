@@ -3,7 +3,6 @@
     streams = ids_of_jobs(conversations(lm, 200, turns=6, real_answers=False))
     streams = ids_of_trace(read_trace("conversation_trace.jsonl"))
     rates = hit_rates(streams)
-    hit_rate_picture(rates)
 
 A prompt is the ids of its blocks. An id stands for a block and all before it, as a chained hash
 does: equal ids, equal prefixes. Prompts come one after the other. In each, the blocks up to the
@@ -18,7 +17,6 @@ from typing import NamedTuple
 
 from minikv.blocks import BlockPool
 from minikv.course.measure.workload import Job, Request
-from minikv.course.pictures import style
 from minikv.radix import RadixCache
 
 Ids = Seq[int]  # of a prompt's blocks, in order
@@ -156,35 +154,3 @@ def hit_rates(
         for name, cache in caches.items()
     }
     return HitRates(sizes, rates, len(streams), total, distinct)
-
-
-def hit_rate_picture(rates: HitRates, block_size: int = 16) -> style.Picture:
-    """Hit rate of the first cache over its size; `block_size` in tokens, for the label."""
-    first, values = next(iter(rates.rates.items()))
-    best = values[-1]
-    enough, found = next(
-        (size, rate) for size, rate in zip(rates.sizes, values, strict=True) if rate >= 0.9 * best
-    )
-    title = (
-        f"{enough:,} blocks, {enough / rates.num_distinct:.0%} of all distinct ones, "
-        f"find {int(100 * found / best) if best else 100}% of what can be found"  # rounded down
-    )
-    label = f"cache size (blocks of {block_size} tokens)"
-    figure, axes = style.new_axes(title, label, f"hit blocks, {first} (% of all)", height=3.3)
-    axes.plot(rates.sizes, [100 * value for value in values], "o-",
-              color=style.PALETTE[0], markerfacecolor="none", linewidth=1.8)  # fmt: skip
-    axes.axhline(100 * best, color=style.FAINT, linewidth=0.8, linestyle=":")
-    axes.annotate(f"{best:.1%}: nothing evicted", (0, 100 * best), (4, 2), va="bottom",
-                  xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=9,
-                  color=style.INK)  # fmt: skip
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda size, _: f"{size:,.0f}")
-    axes.set_ylim(0, max(1, 115 * best))
-    rows = "; ".join(
-        f"{cache} "
-        + ", ".join(
-            f"{rate:.1%} with {size:,}" for size, rate in zip(rates.sizes, values, strict=True)
-        )
-        for cache, values in rates.rates.items()
-    )
-    return style.Picture(figure, f"Hit rate over cache size in blocks. {title}. {rows}.")

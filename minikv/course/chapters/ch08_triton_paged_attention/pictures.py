@@ -2,7 +2,6 @@
 
     launches = [make(q, kv, tables, lens, tile) for make in (Launch.by_head, Launch.grouped)]
     launches_picture(launches)          # one row per program, one column per turn
-    launches_widget(launches)           # the same in time: which blocks are being read
 
 A `Launch` is arithmetic: it says what the kernels do on any machine, without running them.
 In the interpreter `watch` sees what they really load, and `Launch.agrees` compares the two.
@@ -17,12 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from minikv.course.chapters.ch06_continuous_batching.serving import ACCELERATORS
 from minikv.course.pictures import style
-from minikv.course.pictures.player import Player
 
 
 def num_splits(lens: Seq[int], rows: int, min_split: int) -> list[int]:
@@ -139,10 +135,6 @@ class Launch:
             return []
         first, last = keys[0] // self.block_size, keys[-1] // self.block_size
         return list(self.tables[program.sequence][first : last + 1])
-
-    def busy(self, turn: int) -> int:
-        """Programs that read something in this turn."""
-        return sum(turn < self.turns(program) for program in self.programs)
 
     @property
     def at_work(self) -> float:
@@ -319,163 +311,6 @@ def _capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-# ── Launches: in time, over the pool ──────────────────────────────────────────
-
-COLUMNS, GAP = 8, 0.25  # blocks in a line of the pool; inches between two launches
-
-
-def launches_widget(launches: Seq[Launch]) -> Player:
-    """Play, pause and a slider over the turns: all launches beside each other, on one clock."""
-
-    def caption(turn: int) -> str:
-        parts = [f"{launch.way}: {_state(launch, turn)}" for launch in launches]
-        return f"<div style='line-height:1.4'>{'<br>'.join(parts)}</div>"
-
-    last = max(launch.num_turns for launch in launches)
-    return Player("the launches", last, lambda turn: launches_frame(launches, turn), caption)
-
-
-def _state(launch: Launch, turn: int) -> str:
-    """Turn 1 is the first; at 0 nothing has been read yet."""
-    total = len(launch.programs)
-    if turn == 0:
-        return f"{total} programs"
-    if turn > launch.num_turns:
-        return f"done after turn {launch.num_turns}"
-    return f"{launch.busy(turn - 1)} of {total} programs at work"
-
-
-def launches_frame(launches: Seq[Launch], turn: int) -> Figure:
-    """What is being read in turn `turn` (1 is the first), has been, and will be."""
-    wide = (style.WIDTH - 0.2 - GAP * (len(launches) - 1)) / len(launches)
-    size = min(wide / COLUMNS, 0.4)
-    lines = -(-launches[0].num_blocks // COLUMNS)
-    per_line = int(wide / 0.18)
-    programs = max(-(-len(launch.programs) // per_line) for launch in launches)
-    figure, axes = style.canvas(0.62 + lines * size + 0.3 + 0.2 * programs + 0.3)
-    for place, launch in enumerate(launches):
-        left = 0.1 + place * (wide + GAP)
-        axes.text(left, 0.17, _capital(launch.way), fontsize=9.5, fontweight="bold", va="center",
-                  color=style.INK)  # fmt: skip
-        axes.text(left, 0.39, _state(launch, turn), fontsize=9, va="center", color=style.INK)
-        _draw_pool(axes, launch, turn, left, 0.55, size)
-        _draw_programs(axes, launch, turn, left, 0.55 + lines * size + 0.12, per_line)
-    _draw_legend(axes, figure.get_figheight() - 0.17, launches[0].num_kv_heads)
-    return figure
-
-
-def _draw_pool(axes, launch: Launch, turn: int, left: float, top: float, size: float) -> None:
-    owner = {block: row for row, table in enumerate(launch.tables) for block in table}
-    now: dict[tuple[int, int], int] = {}  # (block, KV head) -> programs that read it
-    before: set[tuple[int, int]] = set()
-    for program in launch.programs:
-        for past in range(turn):
-            for block in launch.blocks(program, past):
-                if past == turn - 1:
-                    now[block, program.kv_head] = now.get((block, program.kv_head), 0) + 1
-                else:
-                    before.add((block, program.kv_head))
-    height = (size - 0.05) / launch.num_kv_heads
-    for block in range(launch.num_blocks):
-        x, y = left + block % COLUMNS * size, top + block // COLUMNS * size
-        for kv_head in range(launch.num_kv_heads):
-            state = "now" if (block, kv_head) in now else "read"
-            if state == "read" and (block, kv_head) not in before:
-                state = "later" if block in owner else "free"
-            readers = now.get((block, kv_head), 1)
-            _draw_part(axes, x, y + kv_head * height, size - 0.05, height, state,
-                       owner.get(block, 0), readers)  # fmt: skip
-
-
-LOOKS = {  # strength of the colour, width of the edge
-    "now": (1.0, 1.8), "read": (0.45, 0.5), "later": (0.12, 0.5), "free": (0.0, 0.5),
-}  # fmt: skip
-
-
-def _draw_part(axes, x, y, wide, high, state: str, sequence: int, readers: int = 1) -> None:
-    """K and V of one KV head in a block."""
-    color, (strength, edge) = style.color(sequence), LOOKS[state]
-    axes.add_patch(
-        Rectangle((x, y), wide, high, facecolor=style.tint(color, strength), linewidth=edge,
-                  edgecolor=style.FAINT if state == "free" else style.INK,
-                  linestyle=":" if state == "free" else "-", zorder=3 if state == "now" else 2)
-    )  # fmt: skip
-    if state != "free":
-        words = style.letter(sequence) + (f" {readers}×" if readers > 1 else "")
-        axes.text(x + wide / 2, y + high / 2, words, fontsize=6.5, ha="center",
-                  va="center_baseline", zorder=4, fontweight="bold" if state == "now" else "normal",
-                  color=style.ink_on(color) if state == "now" else style.INK)  # fmt: skip
-
-
-def _draw_programs(axes, launch: Launch, turn: int, left: float, top: float, per_line: int) -> None:
-    for place, program in enumerate(launch.programs):
-        x, y = left + place % per_line * 0.18, top + place // per_line * 0.2
-        busy = 0 < turn <= launch.turns(program)
-        color = style.color(program.sequence)
-        axes.add_patch(
-            Rectangle((x, y), 0.15, 0.15, facecolor=color if busy else style.PAPER,
-                      edgecolor=style.INK if busy else style.FAINT, linewidth=1.2 if busy else 0.6)
-        )  # fmt: skip
-        axes.text(x + 0.075, y + 0.08, style.letter(program.sequence), fontsize=6.5, ha="center",
-                  va="center_baseline", color=style.ink_on(color) if busy else style.FAINT,
-                  fontweight="bold" if busy else "normal")  # fmt: skip
-
-
-def _draw_legend(axes, y: float, num_kv_heads: int) -> None:
-    x = 0.1
-    for state, words in (("now", "being read"), ("read", "has been read"), ("later", "to come"),
-                         ("free", "free block")):  # fmt: skip
-        _draw_part(axes, x, y - 0.08, 0.3, 0.16, state, 0)
-        axes.text(x + 0.36, y, words, fontsize=8, va="center", color=style.INK)
-        x += 0.5 + 0.068 * len(words)
-    words = f"a box: a block, its {num_kv_heads} KV heads under each other; 2×: by two"
-    axes.text(x, y, words, fontsize=8, va="center", color=style.INK)
-
-
-# ── How many programs there are ───────────────────────────────────────────────
-
-
-def programs_picture(
-    num_kv_heads: int, sms: int, per_sm: int, min_split: int, batches: Seq[int] = (1, 8)
-) -> style.Picture:
-    """Programs of a decode over the context, split and not, by arithmetic, on a GPU with `sms`
-    multiprocessors. All sequences of a batch have the same context. per_sm: programs on each
-    that the splits may add up to."""
-    lens = [128 * 2**i for i in range(11)]
-    rows = max(1, per_sm * sms // num_kv_heads)
-    split = {
-        batch: [num_kv_heads * sum(num_splits([n] * batch, rows, min_split)) for n in lens]
-        for batch in batches
-    }
-    first = batches[0]
-    title = (
-        f"{first} × {lens[-1]:,} tokens: {first * num_kv_heads} programs for {sms} "
-        f"multiprocessors, {split[first][-1]} when split"
-    )
-    figure, axes = style.new_axes(title, "context of each sequence (tokens)", "programs")
-    marks = zip(batches, "os^v", style.PALETTE[:1] + style.PALETTE[3:], strict=False)
-    for batch, mark, color in marks:
-        what = f"{batch} sequence" + ("s" if batch > 1 else "")
-        wide = 1.5 if batch == first else 4  # where two lines are one, both are seen
-        axes.plot(lens, split[batch], f"{mark}-", color=color, label=f"{what}, split",
-                  linewidth=wide, zorder=2 if wide == 1.5 else 1)  # fmt: skip
-        whole = [num_kv_heads * batch] * len(lens)
-        axes.plot(lens, whole, f"{mark}--", color=color, markerfacecolor=style.PAPER,
-                  label=f"{what}, not split")  # fmt: skip
-    axes.axhline(sms, color=style.INK, linestyle=":", label=f"{sms} multiprocessors")
-    axes.axhline(per_sm * sms, color=style.FAINT, linestyle=(0, (1, 3)),
-                 label=f"{per_sm} programs on each: {per_sm * sms}")  # fmt: skip
-    axes.set(xscale="log", yscale="log")
-    axes.set_xticks(lens, labels=[f"{n // 1024}K" if n >= 1024 else str(n) for n in lens])
-    axes.set_yticks([2**i for i in range(3, 11)], labels=[f"{2**i:,}" for i in range(3, 11)])
-    axes.set_ylim(num_kv_heads * first / 1.4, 1.4 * max(per_sm * sms, *map(max, split.values())))
-    axes.minorticks_off()
-    figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=9)
-    words = "; ".join(f"{batch} split: {counts}" for batch, counts in split.items())
-    most = f"Splits add up to at most {per_sm * sms} programs, {per_sm} on each"
-    return style.Picture(figure, f"Programs over the context. {title}. {most}. By batch: {words}.")
-
-
 # ── The tiles of a chunk ──────────────────────────────────────────────────────
 
 
@@ -584,11 +419,10 @@ class Roof(NamedTuple):
         return min(self.rate, intensity * self.bandwidth)
 
 
-# Bandwidths from NVIDIA's data sheets of the SXM modules; operations as in chapter 06, in bfloat16
-# without sparsity.
+# NVIDIA's data sheets of the SXM modules, bfloat16; their rates count sparsity, which doubles them.
 DATA_SHEETS = {
-    "A100 80GB SXM": Roof(2_039e9, ACCELERATORS["A100, PCIe 4"].flops, measured=False),
-    "H100 SXM": Roof(3_350e9, ACCELERATORS["H100, PCIe 5"].flops, measured=False),
+    "A100 80GB SXM": Roof(2_039e9, 624e12 / 2, measured=False),
+    "H100 SXM": Roof(3_350e9, 1_979e12 / 2, measured=False),
 }
 
 

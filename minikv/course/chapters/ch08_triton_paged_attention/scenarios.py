@@ -368,9 +368,10 @@ compiles("08.3", lambda mine: mine.decode(*Case((5, 2), 4, 4, 2).arguments))
 
 scenario(
     "08.4", partial(decodes, "decode_packed"),
-    line("one query head per KV head", "the shapes: (ROWS, …) for what each row has",
+    line("one query head per KV head",
+         "the shapes: (ROWS, …) for what each row has; and `other` of each masked load",
          Case((16,), 16), Case((32,), 32), Case((19,), 16, 2, 2, 32), Case((150,), 16)),
-    line("groups of 2, 3 and 4", "which rows are query heads, and of which group?",
+    line("groups of 2, 3 and 4", "6 heads on 2 KV heads: which are the rows of group 1?",
          Case((19,), 16, 2), Case((5,), 16, 6, 2), Case((37,), 16, 4)),
     line("a group of 20", "ROWS is given: at least 16, and a power of two", Case((20,), 16, 20)),
     line("several sequences", "the row of q, of the table, of the lengths",
@@ -398,7 +399,7 @@ scenario(
          split(1, 19, heads=2)),
     line("two and four splits, with equally many blocks", "which blocks belong to split 1?",
          split(2, 32), split(4, 64)),
-    line("splits of different lengths", "how many blocks does each split get?",
+    line("splits of different lengths", "a split has whole blocks: how many does each get?",
          split(2, 35), split(2, 75)),
     line("an empty split", "what does an empty split store?",
          split(2, 5), split(4, 32), split(4, 69)),
