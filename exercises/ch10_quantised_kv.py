@@ -6,7 +6,7 @@ Then check("10.1") in the notebook, or in a terminal: python -m minikv check 10.
 
 import torch
 
-from minikv.quant.formats import TINY, dequantise_int4, quantise_int4, round_up
+from minikv.quant.formats import TINY, dequantise_int4, quantise_int4, round_up, unpack
 
 
 # ── 10.1 A ruler for a vector ─────────────────────────────────────────────────────
@@ -71,25 +71,7 @@ def better_axis(x: torch.Tensor) -> int:
     raise NotImplementedError("Exercise 10.2: better_axis")
 
 
-# ── 10.3 Two numbers per byte ─────────────────────────────────────────────────────
-def pack(codes: torch.Tensor) -> torch.Tensor:
-    """Two codes of 4 bits per byte: codes (..., D) uint8 -> (..., D / 2) uint8.
-
-    Channel i is in the low half of byte i, channel i + D / 2 in the high half: each half of the
-    channels is contiguous when it is unpacked.
-
-    Worked example: [1, 2, 3, 4] -> [3 * 16 + 1, 4 * 16 + 2] = [49, 66].
-    """
-    raise NotImplementedError("Exercise 10.3: pack")
-
-
-# ── 10.3 Two numbers per byte ─────────────────────────────────────────────────────
-def unpack(packed: torch.Tensor) -> torch.Tensor:
-    """(..., D / 2) uint8 -> codes (..., D) uint8: [49, 66] -> [1, 2, 3, 4]."""
-    raise NotImplementedError("Exercise 10.3: unpack")
-
-
-# ── 10.4 Attention that reads codes ───────────────────────────────────────────────
+# ── 10.3 Attention that reads codes ───────────────────────────────────────────────
 def attend_int8(
     q: torch.Tensor,
     k_codes: torch.Tensor,
@@ -116,7 +98,28 @@ def attend_int8(
 
     and the result is o / s.
     """
-    raise NotImplementedError("Exercise 10.4: attend_int8")
+    raise NotImplementedError("Exercise 10.3: attend_int8")
+
+
+# ── 10.4 Scores by channel ────────────────────────────────────────────────────────
+def scores_by_channel(
+    q: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, low: torch.Tensor
+) -> torch.Tensor:
+    """Scores of one query with all keys of a full int4 block: q (H, D) -> (H, T) float32.
+
+    packed (K, T, D / 2) uint8 holds two codes per byte; `unpack(packed)` gives the codes
+    (K, T, D), 0 to 15. scale and low (K, D) bfloat16: one of each for a channel, so number d of a
+    key is low[d] + scale[d] * code[d]. Query head h belongs to KV head h // (H / K). A score is
+    q . k / root of D, as before the softmax, computed in float32.
+
+    No key is made: scale and low are the same for all T tokens, so each of them meets q once. No
+    sum and no product but `@` gives as many floats as the block has numbers.
+
+    Worked example: codes [1, 0] and [0, 2], packed as [1] and [32], with scale [10, 1] and low
+    [0, 100] are the keys [10, 100] and [0, 102]. With q = [1, 2] the scores are 210 and 204, each
+    divided by the root of 2.
+    """
+    raise NotImplementedError("Exercise 10.4: scores_by_channel")
 
 
 class Int8Blocks:
@@ -161,31 +164,3 @@ class Int8Blocks:
         for name in ("k", "v"):
             self.codes[name][target] = self.codes[name][source]
             self.scales[name][target] = self.scales[name][source]
-
-
-# ── 10.6 Where the smaller cache becomes faster ───────────────────────────────────
-def before_the_crossover() -> dict[str, float]:
-    """What int8 does to the time of a decode step, before anything is measured.
-
-    A model as small as tinypy on a machine that reads 20 GB/s (20,000 bytes per µs):
-
-    - a step reads the weights once: 800 µs, whatever the batch and the format;
-    - it reads K and V of every token of every sequence: 5,120 bytes per token in float32;
-    - in int8 a number takes 1 byte, and each vector of 64 numbers 2 more for its scale;
-    - in int8 a step takes 45 µs longer, and 50 µs more for each sequence of the batch: the new
-      tokens are quantised, and every block has scales to fetch.
-
-    "int8 bytes"         bytes per token in int8, all scales included
-    "crossover"          one sequence: the context, in tokens, at which both steps take equally long
-    "crossover at 8"     the same for each of 8 sequences of equal length
-    "times at 4,096"     one sequence of 4,096 tokens: the step's time in float32, divided by that
-                         in int8
-    "times at most"      the same quotient as the context grows without end
-    "slowest reading"    suppose that a kernel gets through fewer bytes per second of int8 than of
-                         float32, because each code has to be converted. At how many GB/s of int8
-                         codes and scales would no context be long enough for int8 to be faster?
-
-    In bfloat16, at 2,560 bytes per token and without any extra time per step, one sequence of
-    4,096 tokens would be (800 + 1,048.6) / (800 + 524.3) = 1.40 times as fast as in float32.
-    """
-    raise NotImplementedError("Exercise 10.6: before_the_crossover")

@@ -1,4 +1,4 @@
-"""Chapter 10: the axis of a scale, attention that reads int8, blocks with scales, a crossover."""
+"""Chapter 10: the axis of a scale, attention that reads codes, blocks with scales."""
 
 import torch
 
@@ -7,6 +7,7 @@ from minikv.quant.formats import (
     dequantise_int8,
     quantise_int4,
     quantise_int8,
+    unpack,
 )
 
 
@@ -86,6 +87,28 @@ def attend_int8(
     return (out / total).view(heads, dim)
 
 
+def scores_by_channel(
+    q: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, low: torch.Tensor
+) -> torch.Tensor:
+    """Scores of one query with all keys of a full int4 block: q (H, D) -> (H, T) float32.
+
+    packed (K, T, D / 2) uint8 holds two codes per byte; `unpack(packed)` gives the codes
+    (K, T, D), 0 to 15. scale and low (K, D) bfloat16: one of each for a channel, so number d of a
+    key is low[d] + scale[d] * code[d]. Query head h belongs to KV head h // (H / K). A score is
+    q . k / root of D, as before the softmax, computed in float32.
+
+    No key is made: scale and low are the same for all T tokens, so each of them meets q once. No
+    sum and no product but `@` gives as many floats as the block has numbers.
+
+    Worked example: codes [1, 0] and [0, 2], packed as [1] and [32], with scale [10, 1] and low
+    [0, 100] are the keys [10, 100] and [0, 102]. With q = [1, 2] the scores are 210 and 204, each
+    divided by the root of 2.
+    """
+    q = q.float().view(len(low), -1, q.shape[-1]) * q.shape[-1] ** -0.5  # (K, G, D)
+    of_codes = (q * scale[:, None].float()) @ unpack(packed).float().mT  # (K, G, T)
+    return (of_codes + q @ low[:, :, None].float()).flatten(0, 1)
+
+
 class Int8Blocks:
     """K and V of one layer in blocks: int8 codes, and a scale for each token and KV head.
 
@@ -127,48 +150,3 @@ class Int8Blocks:
         for name in ("k", "v"):
             self.codes[name][target] = self.codes[name][source]
             self.scales[name][target] = self.scales[name][source].clone()
-
-
-def before_the_crossover() -> dict[str, float]:
-    """What int8 does to the time of a decode step, before anything is measured.
-
-    A model as small as tinypy on a machine that reads 20 GB/s (20,000 bytes per µs):
-
-    - a step reads the weights once: 800 µs, whatever the batch and the format;
-    - it reads K and V of every token of every sequence: 5,120 bytes per token in float32;
-    - in int8 a number takes 1 byte, and each vector of 64 numbers 2 more for its scale;
-    - in int8 a step takes 45 µs longer, and 50 µs more for each sequence of the batch: the new
-      tokens are quantised, and every block has scales to fetch.
-
-    "int8 bytes"         bytes per token in int8, all scales included
-    "crossover"          one sequence: the context, in tokens, at which both steps take equally long
-    "crossover at 8"     the same for each of 8 sequences of equal length
-    "times at 4,096"     one sequence of 4,096 tokens: the step's time in float32, divided by that
-                         in int8
-    "times at most"      the same quotient as the context grows without end
-    "slowest reading"    suppose that a kernel gets through fewer bytes per second of int8 than of
-                         float32, because each code has to be converted. At how many GB/s of int8
-                         codes and scales would no context be long enough for int8 to be faster?
-
-    In bfloat16, at 2,560 bytes per token and without any extra time per step, one sequence of
-    4,096 tokens would be (800 + 1,048.6) / (800 + 524.3) = 1.40 times as fast as in float32.
-    """
-    speed, weights, full = 20e3, 800.0, 5120  # bytes per µs, µs, bytes per token
-    small = full // 4 + 2 * full // 4 // 64
-
-    def extra(batch: int) -> float:
-        return 45 + 50 * batch
-
-    def crossover(batch: int) -> float:
-        return extra(batch) / (batch * (full - small) / speed)
-
-    in_float = weights + 4096 * full / speed
-    in_int8 = weights + extra(1) + 4096 * small / speed
-    return {
-        "int8 bytes": small,
-        "crossover": crossover(1),
-        "crossover at 8": crossover(8),
-        "times at 4,096": in_float / in_int8,
-        "times at most": full / small,
-        "slowest reading": small * speed / full / 1000,
-    }

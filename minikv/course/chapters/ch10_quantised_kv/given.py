@@ -5,11 +5,13 @@ from collections.abc import Callable
 import torch
 
 from minikv.blocks import BlockPool, BlockTable
+from minikv.config import ModelConfig
 from minikv.course.chapters.ch10_quantised_kv.answers import Int8Blocks, attend_int8
 from minikv.language_model import LanguageModel
 from minikv.quant.formats import format_of
-from minikv.quant.oracle import QuantisedOracle
+from minikv.quant.oracle import QuantisedOracle, read_back
 from minikv.quant.quality import Scheme
+from minikv.quant.store import block_bytes
 from minikv.sampling import Sampler, SamplingParams
 from minikv.sequence import Request, Sequence
 
@@ -123,7 +125,7 @@ def keys_and_values(lm: LanguageModel, token_ids: list[int]) -> tuple[torch.Tens
     return torch.stack(keys), torch.stack(values)
 
 
-# ── llama.cpp's 5 bits ────────────────────────────────────────────────────────────
+# ── Ways that no engine here stores K and V ───────────────────────────────────────
 
 
 def five_bits(x: torch.Tensor) -> torch.Tensor:
@@ -136,10 +138,52 @@ def five_bits(x: torch.Tensor) -> torch.Tensor:
     return (codes * scale.half().float()).flatten(-2)
 
 
+def by_channel(x: torch.Tensor, block_size: int) -> torch.Tensor:
+    """What 4 bits by channel read back of x (T, K, D). An incomplete last block is not coded."""
+    return read_back(format_of("int4", block_size), x, x, block_size)[0]
+
+
+def by_token(x: torch.Tensor, block_size: int) -> torch.Tensor:
+    return read_back(format_of("int4", block_size), x, x, block_size)[1]
+
+
+def _five(config: ModelConfig, block_size: int) -> float:
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * 22 / 32
+
+
+def _four(config: ModelConfig, block_size: int) -> float:
+    return block_bytes(format_of("int4", block_size), config, block_size) / block_size
+
+
 FIVE_BITS = Scheme(
-    "5 bits, by token (q5_0)",
-    lambda k, v, block_size: (five_bits(k), five_bits(v)),
-    lambda config, block_size: (
-        2 * config.num_layers * config.num_kv_heads * config.head_dim * 22 / 32
-    ),
+    "5 bits, by token (q5_0)", lambda k, v, block_size: (five_bits(k), five_bits(v)), _five
 )
+MORE = (  # "own block exact" is true of keys alone
+    Scheme(
+        "int4, K and V by channel",
+        lambda k, v, size: (by_channel(k, size), by_channel(v, size)),
+        _four,
+        exact_own_block=True,
+    ),
+    Scheme(
+        "int4, but V in 5 bits",
+        lambda k, v, size: (by_channel(k, size), five_bits(v)),
+        lambda config, size: (_four(config, size) + _five(config, size)) / 2,
+        exact_own_block=True,
+    ),
+    FIVE_BITS,
+)
+
+
+def _half_exact(config: ModelConfig, block_size: int) -> float:
+    return (_four(config, block_size) + config.kv_bytes_per_token(torch.float32)) / 2
+
+
+ALONE = (  # the other one of K and V stays in float32
+    Scheme(
+        "K by channel", lambda k, v, size: (by_channel(k, size), v), _half_exact,
+        exact_own_block=True,
+    ),
+    Scheme("V by token", lambda k, v, size: (k, by_token(v, size)), _half_exact),
+    Scheme("V by channel", lambda k, v, size: (k, by_channel(v, size)), _half_exact),
+)  # fmt: skip

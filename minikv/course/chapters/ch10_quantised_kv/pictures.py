@@ -1,12 +1,10 @@
 """Pictures of chapter 10: rulers, a block before and after, channels of K, what formats cost.
 
-film = OutlierFilm(block)      # (tokens, channels): one channel grows, step by step
-film.picture()                 # three of the steps
-film.widget()                  # a player
+OutlierFilm(block, channel=9).widget()    # a player: one channel grows, step by step
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from matplotlib.figure import Figure
@@ -77,47 +75,28 @@ class OutlierFilm:
             f"{by_token:.3f} by token, {by_channel:.3f} by channel."
         )
 
-    def picture(self) -> style.Picture:
-        first, last = self.errors(0), self.errors(len(FACTORS) - 1)
-        title = (
-            f"An outlier costs the other channels {last[0] / first[0]:.1f} times the error by "
-            f"token, {last[1] / first[1]:.1f} times by channel"
-        )
-        shown = (0, 3, 5)
-        figure = self._figure(shown)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=style.INK)
-        words = " ".join(map(self.describe, shown))
-        caption = (
-            "A block of K: rows are tokens, columns are channels. Signs are left out. The larger a "
-            "number, the darker; black is the number in the title, or more."
-        )
-        return style.Picture(figure, f"{title}. {words}", caption)
-
-    def _figure(self, shown: Sequence[int]) -> Figure:
-        size = (style.WIDTH, 0.65 + 1.3 * len(shown))
-        figure = Figure(figsize=size, layout="constrained", facecolor=style.PAPER)
-        grid = figure.subplots(len(shown), 5, squeeze=False)
+    def _frame(self, step: int) -> Figure:
+        figure = Figure(figsize=(style.WIDTH, 1.95), layout="constrained", facecolor=style.PAPER)
+        row = figure.subplots(1, 5)
         most = 4 * float(self.steps[0][0].abs().median())
         worst = 2 * self.errors(len(FACTORS) - 1)[0]  # one scale for all steps
         names = ("before", "by token: after", "error", "by channel: after", "error")
         limits = (most, most, worst, most, worst)
-        for row, step in enumerate(shown):
-            x, by_token, by_channel = self.steps[step]
-            parts = (x, by_token, by_token - x, by_channel, by_channel - x)
-            for axes, part, limit in zip(grid[row], parts, limits, strict=True):
-                axes.imshow(part.abs().numpy(), cmap="Greys", vmin=0, vmax=limit, aspect="auto")
-                axes.set(xticks=[self.channel], yticks=[])
-                axes.tick_params(labelsize=7)
-            grid[row][0].set_ylabel(f"times {FACTORS[step]}", fontsize=9, color=style.INK)
-        for axes, name, limit in zip(grid[0], names, limits, strict=True):
+        x, by_token, by_channel = self.steps[step]
+        parts = (x, by_token, by_token - x, by_channel, by_channel - x)
+        for axes, part, name, limit in zip(row, parts, names, limits, strict=True):
+            axes.imshow(part.abs().numpy(), cmap="Greys", vmin=0, vmax=limit, aspect="auto")
+            axes.set(xticks=[self.channel], yticks=[])
+            axes.tick_params(labelsize=7)
             axes.set_title(f"{name}, to {limit:.2g}", fontsize=8, color=style.INK)
+        row[0].set_ylabel(f"times {FACTORS[step]}", fontsize=9, color=style.INK)
         return figure
 
     def widget(self) -> Player:
         """Play, pause and a slider over the factors."""
         return Player(
             "a block with an outlier", last=len(FACTORS) - 1, caption=self.describe,
-            frame=lambda step: self._figure((step,)),
+            frame=self._frame,
         )  # fmt: skip
 
 
@@ -168,21 +147,25 @@ def quality_picture(costs: Mapping[str, tuple[float, Interval]]) -> style.Pictur
         axes.errorbar(size, value, [[value - low], [high - value]], fmt="o", capsize=3,
                       color=color, markeredgecolor=style.INK, ecolor=style.INK)  # fmt: skip
     axes.set_yscale("log")
-    axes.set_xlim(400, 3400)
+    axes.set_xlim(580, 1750)
     least, most = map(math.log10, axes.get_ylim())
-    decade = 190 / (most - least)  # points on paper, about
-    for size in {size for size, _ in costs.values()}:  # labels stay clear of each other
-        column = sorted((c[1][0], name) for name, c in costs.items() if c[0] == size)
-        moved, below = [], -math.inf
-        for value, _ in column:
-            place = decade * math.log10(value)
-            below = max(place, below + 11)
-            moved.append(below - place)
-        middle = sum(moved) / len(moved)
-        for (value, name), move in zip(column, moved, strict=True):
-            axes.annotate(f"{name}  {value:.2g}", (size, value), (8, move - middle),
-                          textcoords="offset points", va="center", fontsize=8,
-                          color=style.INK)  # fmt: skip
+    line = 11 * (most - least) / 190  # a line of text, in decades, about
+    lead = {"arrowstyle": "-", "color": style.FAINT, "relpos": (0, 0.5)}
+    columns: dict[int, list[tuple[float, str]]] = {}  # formats of nearly the same size
+    for name, (size, (value, _, _)) in costs.items():
+        columns.setdefault(round(size / 170), []).append((math.log10(value), name))
+    for column in map(sorted, columns.values()):  # labels of a column stay clear of each other
+        right = max(costs[name][0] for _, name in column) + 25
+        places, below = [], -math.inf
+        for place, _ in column:
+            below = max(place, below + line)
+            places.append(below)
+        middle = sum(places) / len(places) - sum(place for place, _ in column) / len(column)
+        for (_, name), place in zip(column, places, strict=True):
+            size, (value, _, _) = costs[name]
+            axes.annotate(f"{name}  {value:.2g}", (size, value), (right, 10 ** (place - middle)),
+                          va="center", fontsize=8, color=style.INK,
+                          arrowprops=lead)  # fmt: skip
     words = "; ".join(
         f"{name}: {size:,.0f} bytes, KL {value:.2g} ({low:.2g} to {high:.2g})"
         for name, (size, (value, low, high)) in costs.items()
@@ -191,22 +174,3 @@ def quality_picture(costs: Mapping[str, tuple[float, Interval]]) -> style.Pictur
         "Bars: 95 % intervals of a bootstrap over the windows. The scale of KL is logarithmic."
     )
     return style.Picture(figure, f"{title}. {words}.", caption)
-
-
-def crossover_picture(contexts: Sequence[int], seconds: Mapping[str, Sequence[float]]):
-    """Time per token of context, by context, for each format."""
-    ratio = seconds["float32"][-1] / seconds["int8"][-1]
-    title = f"At {contexts[-1]:,} tokens, float32 takes {ratio:.1f} times as long as int8"
-    figure, axes = style.new_axes(title, "context (tokens)", "ns per token of context")
-    for index, (name, times) in enumerate(seconds.items()):
-        each = [1e9 * time / context for context, time in zip(contexts, times, strict=True)]
-        axes.plot(contexts, each, "os"[index] + "-", color=style.color(3 * index), label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(contexts, labels=[f"{context:,}" for context in contexts], fontsize=8)
-    axes.set_ylim(0)
-    axes.legend(frameon=False)
-    words = "; ".join(
-        f"{context:,} tokens: float32 {1e6 * a:.1f} µs, int8 {1e6 * b:.1f} µs"
-        for context, a, b in zip(contexts, seconds["float32"], seconds["int8"], strict=True)
-    )
-    return style.Picture(figure, f"Two lines. {title}. {words}.")

@@ -1,4 +1,4 @@
-"""Chapter 10 as programs: rulers, axes, packed codes, attention over int8, copies of blocks."""
+"""Chapter 10 as programs: rulers, axes, attention over codes, copies of blocks."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from minikv.course.chapters.ch10_quantised_kv.given import (
 )
 from minikv.course.judge.checking import Wrong, check, runs_model, tinypy, witness
 from minikv.course.judge.programs import LINES_ABOVE, OperationMode
-from minikv.course.judge.scenarios import Group, Log, numbers, scenario
-from minikv.quant.formats import quantise_int8
+from minikv.course.judge.scenarios import Group, Log, scenario
+from minikv.quant.formats import Int4ByChannel, quantise_int8
 
 
 def drawn(seed: int, *shape: int, spread: float = 1.0) -> torch.Tensor:
@@ -232,63 +232,7 @@ scenario(
 )  # fmt: skip
 
 
-# ── 10.3 Two numbers per byte ─────────────────────────────────────────────────
-
-
-def packed(mine, program, log: Log) -> None:
-    words, codes = program
-    found = log.call(f"pack({words})", mine.pack, codes.clone())
-    log("", {"dtype": kind(found)})
-
-
-def unpacked(mine, program, log: Log) -> None:
-    words, values = program
-    found = log.call(f"unpack({words})", mine.unpack, values.clone())
-    log("", {"dtype": kind(found)})
-
-
-def codes_of(*values: int) -> tuple[str, torch.Tensor]:
-    return str(list(values)), torch.tensor(values, dtype=torch.uint8)
-
-
-def random_bytes(seed: int, largest: int, *shape: int) -> tuple[str, torch.Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    values = torch.randint(0, largest + 1, shape, generator=draw, dtype=torch.uint8)
-    return f"random codes of shape {shape}", values
-
-
-def laid_out(most: int, *shapes: tuple[int, ...]) -> list[tuple[str, torch.Tensor]]:
-    """Codes that do not lie one after another in memory."""
-    some = [random_bytes(sum(shape), most, *shape) for shape in shapes]
-    return [(f"{words}, transposed", x.mT.contiguous().mT) for words, x in some]
-
-
-scenario(
-    "10.3", packed,
-    Group("two channels: the first in the low half of the byte", [codes_of(5, 0), codes_of(1, 2),
-          codes_of(15, 15), codes_of(0, 9)], "which bits does each of the two take?"),
-    Group("which channels share a byte", [codes_of(1, 2, 3, 4), codes_of(9, 0, 0, 0, 0, 14)],
-          "channel i and channel i + D / 2"),
-    Group("any codes, and more dimensions in front",
-          [random_bytes(seed, 15, *shape)
-           for seed, shape in enumerate([(8,), (3, 4), (2, 5, 64), (2, 3, 2, 6), (1, 1, 2),
-                                         (0, 4)])] + laid_out(15, (4, 6), (3, 2, 8)), LINES_ABOVE),
-)  # fmt: skip
-
-scenario(
-    "10.3", unpacked,
-    Group("one byte is unpacked", [codes_of(5), codes_of(33), codes_of(255), codes_of(144)],
-          "the lower four bits, and the upper four"),
-    Group("the halves in order", [codes_of(49, 66), codes_of(9, 0, 224)],
-          "first all lower halves, then all upper ones"),
-    Group("any bytes, and more dimensions in front",
-          [random_bytes(seed, 255, *shape)
-           for seed, shape in enumerate([(4,), (3, 2), (2, 5, 32), (2, 3, 2, 3), (1, 1, 1),
-                                         (0, 2)])] + laid_out(255, (4, 6), (3, 2, 8)), LINES_ABOVE),
-)  # fmt: skip
-
-
-# ── 10.4 Attention that reads codes ───────────────────────────────────────────
+# ── 10.3 Attention that reads codes ───────────────────────────────────────────
 
 # A program is (H, K, D, block_size, block_ids, context_len, spread of K). With FAR_BELOW, keys
 # point away from the queries; with STALE, the scales of slots without a token are NaN.
@@ -337,7 +281,7 @@ def contexts(*sizes, spread: float = 0.6) -> list:
 
 
 scenario(
-    "10.4", attention,
+    "10.3", attention,
     Group("one token: what is read is its value",
           contexts((1, [0], 1), (4, [0], 1), (4, [2], 1)),
           "the value of the token: its codes times its scale"),
@@ -380,7 +324,7 @@ class LargestFloat(OperationMode):
         return found
 
 
-@check("10.4", "no tensor of floats is larger than a block")
+@check("10.3", "no tensor of floats is larger than a block")
 def _(mine):
     heads, kv_heads, dim, size, blocks = 4, 2, 64, 16, 160
     arguments = stored(heads, kv_heads, dim, size, list(range(blocks)), blocks * size, 0.5)
@@ -397,6 +341,96 @@ def _(mine):
             "and reads more bytes than int8 saves",
             "a loop over `block_ids` that converts one block at a time, and keeps a maximum and "
             "two sums",
+        )
+
+
+# ── 10.4 Scores by channel ────────────────────────────────────────────────────
+
+# A program is (words, q, packed, scale, low).
+
+
+def scores(mine, program, log: Log) -> None:
+    words, *arguments = program
+    found = log.call(words, mine.scores_by_channel, *(x.clone() for x in arguments))
+    log(words, {"dtype": kind(found)})
+
+
+def full_block(heads, kv_heads, dim, tokens, seed=0, dtype=torch.float32, away=3.0):
+    """Keys whose channels differ in size and lie up to `away` from 0, stored by channel."""
+    sizes, middles = drawn(seed + 1, kv_heads, 1, dim).exp(), drawn(seed + 2, kv_heads, 1, dim)
+    keys = sizes * (drawn(seed, kv_heads, tokens, dim) + away * middles)
+    words = (
+        f"{heads} query head{'s' * (heads > 1)} on {kv_heads}, {tokens} "
+        f"token{'s' * (tokens > 1)}, head dim {dim}"
+    )
+    if dtype != torch.float32:
+        words += f", q in {str(dtype).removeprefix('torch.')}"
+    pieces = Int4ByChannel(tokens).encode(keys)
+    q = drawn(seed + 3, heads, dim).to(dtype)
+    return words, q, pieces["codes"], pieces["scale"], pieces["low"]
+
+
+def by_hand(q, packed, scale, low):
+    """One head, and numbers that are exact."""
+    ends = (torch.tensor([x], dtype=torch.bfloat16) for x in (scale, low))
+    words = f"q {q}, bytes {packed}, scale {scale}, low {low}"
+    return words, torch.tensor([q]), torch.tensor([packed], dtype=torch.uint8), *ends
+
+
+scenario(
+    "10.4", scores,
+    Group("zero points of 0: the scales meet q",
+          [by_hand([1.0, 2.0], [[1], [32]], [10.0, 1.0], [0.0, 0.0]),
+           by_hand([1.0, -1.0, 0.5, 2.0], [[33, 244]], [1.0, 2.0, 4.0, 8.0], [0.0] * 4)],
+          "which channel's scale belongs to which number of q, and what is a score divided by?"),
+    Group("codes of 0: what the zero points add",
+          [by_hand([1.0, 2.0], [[0], [0]], [1.0, 1.0], [0.0, 100.0]),
+           by_hand([3.0, -2.0], [[0]], [5.0, 7.0], [-4.0, 10.0])],
+          "q . (low + scale code): what is left if all codes are 0?"),
+    Group("the example, and one block of one head",
+          [by_hand([1.0, 2.0], [[1], [32]], [10.0, 1.0], [0.0, 100.0]), full_block(1, 1, 4, 3),
+           full_block(1, 1, 64, 16)],
+          "the sum of both parts, and the root of D under both"),
+    Group("groups of query heads",
+          [full_block(4, 2, 8, 4), full_block(6, 2, 4, 3), full_block(4, 4, 8, 2),
+           full_block(3, 1, 16, 5)],
+          "query head h belongs to KV head h // (H / K)"),
+    Group("as many tokens as channels, and one of each",
+          [full_block(2, 1, 8, 8), full_block(4, 2, 2, 1), full_block(2, 2, 4, 2)],
+          "scale and low have one number per channel, not per token"),
+    Group("a query in half precision",
+          [full_block(4, 2, 16, 4, dtype=torch.bfloat16),
+           full_block(2, 1, 64, 16, dtype=torch.float16, away=40.0)],
+          "what is computed in float32, and what comes back?"),
+)  # fmt: skip
+
+
+class LargestArithmetic(OperationMode):
+    """Notes how many floats a sum or a product made at once, products of matrices left out."""
+
+    KINDS = ("mul", "add", "sub", "rsub", "div", "addcmul", "addcdiv", "lerp")
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        name = str(func.overloadpacket).removeprefix("aten.").rstrip("_")
+        if name in self.KINDS and found.dtype.is_floating_point:
+            self.largest = max(self.largest, found.numel())
+        return found
+
+
+@check("10.4", "no key is made")
+def _(mine):
+    _, q, packed, scale, low = full_block(4, 2, 64, 32)
+    with LargestArithmetic() as seen:
+        mine.scores_by_channel(q, packed, scale, low)
+    keys = 2 * packed.numel() // len(packed)  # numbers of one KV head
+    witness(seen.largest >= keys)
+    if seen.largest >= keys:
+        raise Wrong(
+            f"a sum or a product of {seen.largest:,} floats; the keys of one KV head are {keys:,}",
+            "each number of each key is multiplied or added to, once per token",
+            "q . (low + scale code) is a sum over channels: which parts of it need no token?",
         )
 
 
@@ -476,38 +510,10 @@ def _(mine):
             )
 
 
-# ── 10.6 Where the smaller cache becomes faster ───────────────────────────────
-
-numbers(
-    "10.6",
-    "before_the_crossover",
-    {
-        "int8 bytes": ("bytes per token in int8", "1 byte per number, and how many scales?"),
-        "crossover": (
-            "the crossover of one sequence", "extra time per step = time saved per token × context",
-        ),
-        "crossover at 8": (
-            "the crossover of 8 sequences", "which part of the extra time is per sequence?",
-        ),
-        "times at 4,096": (
-            "float32 over int8, at 4,096 tokens", "weights, extra time, K and V: all of a step",
-        ),
-        "times at most": (
-            "float32 over int8, as the context grows without end",
-            "what is left of a step if K and V are all?",
-        ),
-        "slowest reading": (
-            "the slowest reading of int8", "both take equally long per token: bytes over speed",
-        ),
-    },
-    near=0.005,
-)  # fmt: skip
-
-
 # ── tinypy on the reader's parts ──────────────────────────────────────────────
 
 
-@runs_model("10.1", "10.4", "10.5")
+@runs_model("10.1", "10.3", "10.5")
 def _(mine, lm: minikv.LanguageModel) -> str:
     class Blocks(mine.Int8Blocks):
         """The reader's blocks, whose codes the reader's function makes."""
@@ -528,23 +534,27 @@ def _(mine, lm: minikv.LanguageModel) -> str:
             raise AssertionError(f"sample {index}: {tokens}, the oracle: {expected}")
     return (
         f"{SAMPLES.n} samples of {SAMPLES.max_tokens} tokens as forks of one int8 cache, with "
-        "those of 10.1, 10.4 and 10.5 that you have passed: the same tokens as naive attention "
+        "those of 10.1, 10.3 and 10.5 that you have passed: the same tokens as naive attention "
         "over K and V that were stored in int8 and read back."
     )
 
 
-@runs_model("10.2", "10.3")
+@runs_model("10.2", "10.4")
 def _(mine, lm: minikv.LanguageModel) -> str:
     k, _ = keys_and_values(lm, lm.encode(PROMPT * 3)[:32])
     squares = k.unfold(3, 32, 32).movedim(3, 2).unflatten(2, (-1,))  # blocks of 32 × 32
     chosen = [mine.better_axis(one) for one in squares.flatten(0, 2)]
-    codes = torch.arange(k.numel()).remainder(16).to(torch.uint8).view(k.shape)
-    small = mine.pack(codes)
-    witness(chosen, small)
-    if not torch.equal(mine.unpack(small), codes):
-        raise AssertionError("codes that were packed do not come back")
+    form, found = Int4ByChannel(32), []
+    for keys in k:
+        q, pieces = keys[:, -1].repeat_interleave(lm.config.group_size, 0), form.encode(keys)
+        found.append(mine.scores_by_channel(q, pieces["codes"], pieces["scale"], pieces["low"]))
+        read = form.decode(pieces).repeat_interleave(lm.config.group_size, 0)  # (H, T, D)
+        expected = (read @ q[:, :, None])[..., 0] * lm.config.head_dim**-0.5
+        if not torch.allclose(found[-1], expected, rtol=1e-3, atol=1e-3):
+            raise AssertionError("scores of codes are not those of the keys that are read back")
+    witness(chosen, found)
     return (
         f"K of tinypy in {len(chosen)} squares of 32 tokens and 32 channels: by channel is closer "
-        f"in {chosen.count(-2)}, by token in {chosen.count(-1)}; its codes take {small.nbytes:,} "
-        f"bytes; its floats take {k.nbytes // small.nbytes} times as many."
+        f"in {chosen.count(-2)}, by token in {chosen.count(-1)}; the scores of its last key with "
+        f"{len(found)} blocks of codes are those of the keys that are read back."
     )
