@@ -5,7 +5,6 @@ Then check("16.1") in the notebook, or in a terminal: python -m minikv check 16.
 """
 
 import heapq
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -63,39 +62,17 @@ def longest_valid(has_windows: Seq[bool], window: int, block_size: int) -> int:
     raise NotImplementedError("Exercise 16.2: longest_valid")
 
 
-# ── 16.3 What six models keep ─────────────────────────────────────────────────────
-def cached_bytes(config: Mapping[str, Any], num_tokens: int) -> int:
-    """The bytes that a sequence of `num_tokens` tokens keeps, with two bytes per number.
-
-    config: fields of a model's config file, as in `published.py` of this chapter. `layer_types`
-    names the kind of each layer:
-
-    "full_attention"     K and V of all tokens, `num_key_value_heads` heads of `head_dim` each
-    "sliding_attention"  the same, but only of the last `sliding_window` tokens
-    "latent_attention"   `kv_lora_rank` + `qk_rope_head_dim` numbers per token, for K and V together
-    "linear_attention"   a state: `linear_num_value_heads` matrices of `linear_key_head_dim` by
-                         `linear_value_head_dim` numbers, however many tokens there are
-
-    Whole blocks are not counted, only what tokens need. A linear layer also keeps the last tokens
-    of a convolution, 5 % of its state in the model below; leave it out.
-
-    Worked example, two KV heads of 4 numbers, a full layer and one with a window of 3, 10 tokens:
-    2 * 2 * 4 numbers per token, for 10 + 3 tokens, 2 bytes each: 416.
-    """
-    raise NotImplementedError("Exercise 16.3: cached_bytes")
-
-
-# ── 16.4 Absorb the up-projection ─────────────────────────────────────────────────
+# ── 16.3 Absorb the up-projection ─────────────────────────────────────────────────
 def cache_entry(x: torch.Tensor, positions: torch.Tensor, weights: LatentWeights) -> torch.Tensor:
     """What is cached of some tokens: x (T, E), positions (T,) -> (T, C + R).
 
     `weights.down` times x gives C channels of a latent and R of a key. The latent is `normed` with
     `weights.norm`. The key, which all heads share, is turned to its token's position.
     """
-    raise NotImplementedError("Exercise 16.4: cache_entry")
+    raise NotImplementedError("Exercise 16.3: cache_entry")
 
 
-# ── 16.4 Absorb the up-projection ─────────────────────────────────────────────────
+# ── 16.3 Absorb the up-projection ─────────────────────────────────────────────────
 def absorbed_attention(
     q: torch.Tensor,
     blocks: torch.Tensor,
@@ -112,7 +89,7 @@ def absorbed_attention(
 
     A further token of context costs at most H (2 C + R) multiplications.
     """
-    raise NotImplementedError("Exercise 16.4: absorbed_attention")
+    raise NotImplementedError("Exercise 16.3: absorbed_attention")
 
 
 def plain_attention(q: torch.Tensor, entries: torch.Tensor, weights: LatentWeights) -> torch.Tensor:
@@ -144,12 +121,12 @@ def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * weight
 
 
-# ── 16.5 Retention on a trace ─────────────────────────────────────────────────────
+# ── 16.4 Retention on a trace ─────────────────────────────────────────────────────
 def pinned(cache: "RetainingCache", leaf: Node) -> Rank:
     """Leaves without a pin go first, then those whose pin is not over, and within each half the
     least recently used. `cache.pins` and `cache.last_use` have seconds by node; a leaf that was
     never pinned is not in `pins`, and a time of 0 is always over."""
-    raise NotImplementedError("Exercise 16.5: pinned")
+    raise NotImplementedError("Exercise 16.4: pinned")
 
 
 class RetainingCache(retention.RetainingCache):
@@ -163,7 +140,7 @@ class RetainingCache(retention.RetainingCache):
     too early, and are corrected when they come first. If most of the heap is old, it is made again.
     """
 
-    # ── 16.5 Retention on a trace ─────────────────────────────────────────────────
+    # ── 16.4 Retention on a trace ─────────────────────────────────────────────────
     def pin(self, node: Node, seconds: float) -> bool:
         """Keep `node` and all its ancestors, if possible, for `seconds` from now, at most LONGEST.
         A pin that it has already is replaced.
@@ -173,15 +150,15 @@ class RetainingCache(retention.RetainingCache):
         block that several pins hold counts once. A node that the tree has forgotten gets none,
         either. `_queue` is told, for the node may now be due earlier.
         """
-        raise NotImplementedError("Exercise 16.5: RetainingCache.pin")
+        raise NotImplementedError("Exercise 16.4: RetainingCache.pin")
 
-    # ── 16.5 Retention on a trace ─────────────────────────────────────────────────
+    # ── 16.4 Retention on a trace ─────────────────────────────────────────────────
     def first_leaf(self) -> Node:
         """Of all unlocked leaves, the one that goes first, by `_entry`. Called only if there is
         one, and O(log leaves): a leaf whose place has changed is put where it belongs when its
         entry comes first in `order`, and the entry of a node that is no unlocked leaf is dropped.
         A leaf whose time is over, by `deadlines`, gets a new entry."""
-        raise NotImplementedError("Exercise 16.5: RetainingCache.first_leaf")
+        raise NotImplementedError("Exercise 16.4: RetainingCache.first_leaf")
 
     def lock(self, node: Node) -> None:
         """As in `RadixCache`; a pin on `node` ends, for what it was waiting for has come."""

@@ -1,7 +1,8 @@
 """Chapter 16 as programs: what is dead, what is found, what is kept."""
 
 import random
-from functools import cache, partial
+from collections import Counter
+from functools import cache, partial, total_ordering
 from types import SimpleNamespace
 
 import torch
@@ -9,10 +10,9 @@ import torch
 import minikv
 from minikv.course.chapters.ch16_newer_models.given import with_windows
 from minikv.course.chapters.ch16_newer_models.latent import normed, queries, random_weights, turn
-from minikv.course.chapters.ch16_newer_models.published import MODELS
 from minikv.course.chapters.ch16_newer_models.retention import agent_load, serve
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
-from minikv.course.judge.programs import LINES_ABOVE, OperationMode, under
+from minikv.course.judge.programs import LINES_ABOVE, OperationMode, at_most, under
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.course.pictures.snapshot import counted
 from minikv.testing import LoggingPool
@@ -146,65 +146,6 @@ scenario(
 )  # fmt: skip
 
 
-# ── 16.3 What six models keep ─────────────────────────────────────────────────
-
-# A program is (model, tokens); a model is a hub id, or a small config as text.
-
-SMALL = {
-    "2 KV heads of 4, a window of 3": {
-        "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
-        "sliding_window": 3, "kv_lora_rank": 10, "qk_rope_head_dim": 6, "linear_num_key_heads": 2,
-        "linear_num_value_heads": 3, "linear_key_head_dim": 5, "linear_value_head_dim": 7,
-    },
-}  # fmt: skip
-
-
-def kept_bytes(mine, program, log: Log) -> None:
-    model, tokens, *kinds = program
-    config = dict(MODELS[model]) if model in MODELS else dict(SMALL[model])
-    text = f"{tokens:,} tokens, {model}"
-    if kinds:
-        config["layer_types"] = [f"{kind}_attention" for kind in kinds]
-        text = f"{counted(tokens, 'token')}, layers {', '.join(kinds)}, {model}"
-    log.call(text, mine.cached_bytes, config, tokens)
-
-
-def small(*kinds: str) -> list:
-    [model] = SMALL
-    return [(model, tokens, *kinds) for tokens in (1, 3, 4, 10)]
-
-
-def published(*names: str) -> list:
-    return [(name, tokens) for name in names for tokens in (1_000, 8_192, 131_072)]
-
-
-FULL, WINDOWED, GEMMA, ALTERNATING, LATENT, STATE = MODELS
-
-scenario(
-    "16.3",
-    kept_bytes,
-    Group(
-        "all layers keep everything",
-        small("full") + small("full", "full") + published(FULL),
-        look="K and V, KV heads, head_dim, two bytes",
-    ),
-    Group(
-        "layers with a window",
-        small("sliding") + small("full", "sliding") + published(WINDOWED, GEMMA, ALTERNATING),
-        look="of how many tokens do K and V stay, in a short text and in a long one?",
-    ),
-    Group(
-        "a latent",
-        small("latent") + small("full", "latent") + published(LATENT),
-        look="one vector for K and V of all heads, and the rotary part beside it",
-    ),
-    Group(
-        "a state",
-        small("linear") + small("linear", "linear", "full") + published(STATE),
-        look="does a state grow with the text?",
-    ),
-)
-
 # ── The reader's parts in the engine ──────────────────────────────────────────
 
 
@@ -233,7 +174,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     return f"Your window ran three requests: 24 tokens, those of the oracle; {found} found."
 
 
-# ── 16.4 Absorb the up-projection ─────────────────────────────────────────────
+# ── 16.3 Absorb the up-projection ─────────────────────────────────────────────
 
 # A program is (H, N, R, V, C, tokens), or the same with a block size.
 
@@ -310,7 +251,7 @@ def products(mine, program, log: Log) -> None:
 
 
 scenario(
-    "16.4",
+    "16.3",
     caching,
     Group(
         "the entry of a token",
@@ -319,7 +260,7 @@ scenario(
     ),
 )
 scenario(
-    "16.4",
+    "16.3",
     absorbing,
     Group(
         "one head, one token",
@@ -344,7 +285,7 @@ scenario(
     ),
 )  # fmt: skip
 scenario(
-    "16.4",
+    "16.3",
     products,
     Group(
         "no key and no value is made",
@@ -354,7 +295,7 @@ scenario(
 )
 
 
-# ── 16.5 Retention on a trace ─────────────────────────────────────────────────
+# ── 16.4 Retention on a trace ─────────────────────────────────────────────────
 
 # A program is (blocks of the pool, block size, steps). A prompt is a word, a block for each letter:
 #     +ab     it is computed           [ab ]ab  a request locks it, unlocks it     !ab  both at once
@@ -418,7 +359,7 @@ def random_retention(seed: int) -> tuple[int, int, str]:
 
 small = under(16, 1)
 scenario(
-    "16.5",
+    "16.4",
     retaining,
     Group(
         "without a pin, by age",
@@ -435,7 +376,8 @@ scenario(
     Group(
         "what a pin holds goes last, with all above it",
         small("+a @1 +b ^a:20 -1 -9", "+ab @1 +ac @1 +x ^ab:20 -2 -9", "+abc +x ^abc:20 @1 +y -3",
-              "+ab @1 +x ^ab:20 ^x:20 @1 +y @1 +z -2 -9"),
+              "+ab @1 +x ^ab:20 ^x:20 @1 +y @1 +z -2 -9",
+              "+ab [ab ^ab:20 ]ab @1 +x -1"),
         look="`pinned`: what is `until` of a leaf without a pin?",
     ),
     Group(
@@ -485,6 +427,75 @@ scenario(
 )  # fmt: skip
 
 
+@total_ordering
+class Counted:
+    """An age that counts how often it is compared."""
+
+    def __init__(self, age, work: Counter):
+        self.age, self.work = age, work
+
+    def __lt__(self, other) -> bool:
+        self.work["compared"] += 1
+        return self.age < other.age
+
+    def __eq__(self, other) -> bool:
+        self.work["compared"] += 1
+        return self.age == other.age
+
+
+class CountedNodes(dict):
+    """`unlocked`, which counts the nodes that somebody goes through."""
+
+    def __init__(self, nodes, work: Counter):
+        super().__init__(nodes)
+        self.work = work
+
+    def __iter__(self):
+        for node in super().__iter__():
+            self.work["looked at"] += 1
+            yield node
+
+
+def among_many(mine, program, log: Log) -> None:
+    """What it takes to find a leaf: nodes, entries and ages that are looked at."""
+    num_leaves, seconds = program
+    clock = SimpleNamespace(now=1000.0)
+    work: Counter[str] = Counter()
+
+    def policy(cache, leaf):
+        work["looked at"] += 1
+        rank = mine.pinned(cache, leaf)
+        return rank._replace(age=Counted(rank.age, work))
+
+    pool = LoggingPool(num_leaves)
+    cache = mine.RetainingCache(pool, 1, policy, lambda: clock.now)
+    for token in range(num_leaves):
+        new = [pool.allocate()]
+        node = cache.insert([token], new).node
+        pool.release(new[0])
+        if seconds and token % 3 == 0:
+            cache.pin(node, seconds)
+    cache.unlocked = CountedNodes(cache.unlocked, work)
+    pins = f", every third one pinned for {seconds} s" if seconds else ""
+    log(f"{num_leaves:,} leaves{pins}")
+    for _ in range(3):
+        work.clear()
+        log.call("evict(1)", cache.evict, 1)
+        seen = work.total()
+        log("", {"nodes, entries and ages that are looked at:": at_most(num_leaves // 3, seen)})
+
+
+scenario(
+    "16.4",
+    among_many,
+    Group(
+        "among a thousand leaves, without looking at each",
+        [(1000, 0), (1000, 60)],
+        look="`first_leaf`: which leaf does `order` name first, and what may be wrong with it?",
+    ),
+)
+
+
 @cache
 def short_load(seed: int) -> list:
     return agent_load(seed, agents=3, singles_per_s=0.3, chats_per_s=0.02)
@@ -503,7 +514,7 @@ def on_a_trace(mine, program, log: Log) -> None:
 
 
 scenario(
-    "16.5",
+    "16.4",
     on_a_trace,
     Group(
         "a trace of agents, chats and single requests",
@@ -513,7 +524,7 @@ scenario(
 )
 
 
-@runs_model("16.5")
+@runs_model("16.4")
 def _(mine, lm: minikv.LanguageModel) -> str:
     """An agent whose tool runs while others use the pool."""
     engine = minikv.Engine(
