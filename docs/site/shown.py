@@ -55,7 +55,7 @@ def exercise_page(file: str, exercises: list[Exercise]) -> str:
     for one in exercises:
         out += [
             f"## {one.id} {one.title}\n",
-            f"{one.matters} {one.minutes} minutes, difficulty {one.difficulty} of 5.\n",
+            f"{one.about}\n",
             f"```{{raw}} html\n{highlighted(one.contract)}\n{folded_hints(one)}\n```\n",
         ]
     return "\n".join([*out, f"## The file\n\n`{file}`, as you find it.\n", _text(file)])

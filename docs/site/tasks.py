@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import re
 import tomllib
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from html import escape
 
 from links import ROOT
 
+MATTERS = re.compile(r"^### (\d\d\.\d+) .*\n+\*\*Why it matters\.\*\* (.+)", re.MULTILINE)
 MARK = re.compile(r"^ *# ── (\d\d\.\d+) .*\n", re.MULTILINE)
 
 
@@ -16,9 +18,7 @@ MARK = re.compile(r"^ *# ── (\d\d\.\d+) .*\n", re.MULTILINE)
 class Exercise:
     id: str
     title: str
-    matters: str
-    minutes: int
-    difficulty: int
+    about: str  # why it matters, how long it takes
     hints: tuple[str, ...]
     contract: str  # what the skeleton has of it: signatures and docstrings
     file: str
@@ -50,13 +50,17 @@ def all_exercises() -> dict[str, Exercise]:
     for path in sorted(ROOT.glob("minikv/course/chapters/ch*/chapter.toml")):
         file = f"exercises/{path.parent.name}.py"
         skeleton = contracts((ROOT / file).read_text(encoding="utf-8"))
+        notebook = ROOT / f"notebooks/{path.parent.name[2:]}.ipynb"
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+        texts = "\n".join("".join(cell["source"]) for cell in cells)
+        matters = dict(MATTERS.findall(texts))
         manifest = tomllib.loads(path.read_text(encoding="utf-8"))
         for id_, one in manifest.items():
             if isinstance(one, dict):
-                hints = tuple(hint.strip("\n") for hint in one["hints"])
-                title, matters = one["title"], " ".join(one["matters"].split())
-                said = title, matters, one["minutes"], one["difficulty"]
-                found[id_] = Exercise(id_, *said, hints, skeleton[id_], file)
+                hints = tuple(one[f"hint_{number}"].strip("\n") for number in (1, 2, 3))
+                title, *about = one["about"].split(" · ")[:-1]
+                said = f"{matters[id_]} {', '.join(about)}."
+                found[id_] = Exercise(id_, title, said, hints, skeleton[id_], file)
     return found
 
 

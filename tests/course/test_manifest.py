@@ -16,19 +16,14 @@ skeleton = [
 """
 FIRST = """
 ["05.1"]
-title = "One"
-minutes = 10
-difficulty = 2
-kind = "debug"
-matters = '''
-Two
-lines.
-'''
-hints = ["a", "b", "c"]
+about = "One · two · 10 min · difficulty 2 of 5 · debug"
+hint_1 = "a"
+hint_2 = "b"
+hint_3 = "c"
 works = "So."
 """
 SECOND = FIRST.replace("05.1", "05.2").replace("debug", "build")
-BUG = 'bug.copy_prefix = ["old", "new", "a", "b"]\n'
+BUG = 'bug.copy_prefix = "old => new"\n'
 ALL = TOP + FIRST + BUG + SECOND
 
 
@@ -51,9 +46,10 @@ def test_a_chapter_is_what_its_file_says(read_as):
         Function("minikv.blocks:OutOfBlocks"),
     )
     assert chapter.places == {"copy_prefix": "05.1", "BlockTable.fork": "05.2"}
-    assert chapter.bugs == {"copy_prefix": ["old", "new", "a", "b"]}
+    assert chapter.bugs == {"copy_prefix": "old => new"}
     first, second = chapter.exercises
-    assert (first.id, first.matters, first.hints) == ("05.1", "Two lines.", ("a", "b", "c"))
+    assert (first.id, first.title, first.hints) == ("05.1", "One · two", ("a", "b", "c"))
+    assert (first.minutes, first.difficulty) == (10, 2)
     assert (first.kind, second.kind) == ("debug", "build")
 
 
@@ -65,11 +61,13 @@ def test_a_chapter_is_what_its_file_says(read_as):
         (ALL + BUG, "05.2: the skeleton does not have it write copy_prefix"),
         (ALL.replace(", show", ", shows"), "skeleton: needs a target, .* was {'target'"),
         (ALL.replace("minikv.blocks:Out", "Out"), "skeleton: needs a target"),
-        (ALL.replace("debug", "solve"), "05.1: kind must be build, debug or predict, was 'solve'"),
-        (ALL.replace('"a", "b", ', ""), "05.1: needs three hints, has 1"),
+        (ALL.replace("debug", "solve"), "05.1: about must be like "),
+        (ALL.replace("2 of 5", "6 of 5"), "05.1: about must be like "),
+        (ALL.replace('hint_2 = "b"', ""), "05.1: needs hint_1, hint_2 and hint_3"),
         (ALL.replace("works", "why", 1), "05.1: got an unexpected keyword argument 'why'"),
         (ALL.replace('works = "So."', "", 1), "05.1: missing 1 required .* 'works'"),
-        (ALL.replace("title", "name", 1), "05.1: got an unexpected keyword argument 'name'"),
+        (ALL.replace("hint_1", "hint_4", 1), "05.1: needs hint_1, hint_2 and hint_3"),
+        (ALL.replace("about", "title", 1), "05.1: about must be like "),
         (ALL.replace("in_engine", "in_motor"), "unexpected keyword argument 'in_motor'"),
         (ALL.replace('"A test."', '"A test.'), "line 2"),
     ],

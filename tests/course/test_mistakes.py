@@ -14,12 +14,11 @@ from minikv.course.reports.report import Report
 
 CHAPTER, EXERCISE = chapter_of("05"), find("05.1")
 SHARES = """
-[["05.1"]]
-name = "shares the list"
+["05.1"."shares the list"]
 cause = "both tables have the same list of block ids"
 look = "`=` does not copy a list"
 """
-EDIT = 'edit."BlockTable.fork" = ["self.block_ids.copy()", "self.block_ids"]\n'
+EDIT = 'edit = "self.block_ids.copy() => self.block_ids"\n'
 
 
 @pytest.fixture
@@ -29,12 +28,11 @@ def file(tmp_path):
 
 def test_an_edit_and_a_whole_definition(file):
     whole = """
-[["05.1"]]
-name = "returns nothing"
+["05.1"."returns nothing"]
 cause = "nothing is returned"
 look = "what comes after `return`?"
 seen = "an engine"
-source."BlockTable.fork" = '''
+source = '''
 def fork(self):
     pass
 '''
@@ -49,11 +47,37 @@ def fork(self):
     assert nothing.seen == "an engine"
 
 
-def test_edits_are_made_one_after_the_other(file):
-    file.write_text(SHARES + EDIT[:-2] + r', "= self.block_ids\n", "= []\n"]')
+@pytest.mark.parametrize(
+    ("edit", "old", "new"),
+    [
+        ("twin.block_ids => xyz\nxyz => more", "twin.block_ids", "more"),
+        ("-    twin.num_tokens = self.num_tokens", "    twin.num_tokens = self.num_tokens\n", ""),
+        ("+    x = 1\n     return twin\n", "", "    x = 1\n"),
+        ("-    return twin\n+    return self", "return twin", "return self"),
+        ("+    x = 1\n     return twin\n\n-    return twin", "    return twin\n", "    x = 1\n"),
+    ],
+)
+def test_edits_are_made_one_after_the_other(file, edit, old, new):
+    """Within a line, or of whole lines as in a diff, whose places have an empty line between."""
+    file.write_text(f"{SHARES}edit = '''\n{edit}'''")
     [mistake] = read(file, CHAPTER)["05.1"]
     [(path, right)] = reference_sources(EXERCISE).items()
-    assert mistake.sources == {path: right.replace("self.block_ids.copy()", "[]")}
+    place = right.index(old or "    return twin")
+    assert mistake.sources == {path: right[:place] + new + right[place + len(old) :]}
+
+
+def test_of_several_parts_a_record_names_its_own(file):
+    chapter = chapter_of("15")
+    exercise = next(one for one in chapter.exercises if len(reference_sources(one)) > 1)
+    (first, _), (second, right), *_ = reference_sources(exercise).items()
+    line = next(line for line in right.splitlines() if right.count(f"{line}\n") == 1)
+    record = f'["{exercise.id}"."x"]\ncause = "y"\nlook = "z"\n'
+    file.write_text(f"{record}edit.\"{second}\" = '''-{line}'''")
+    [mistake] = read(file, chapter)[exercise.id]
+    assert mistake.sources == {second: right.replace(f"{line}\n", "")}
+    file.write_text(f"{record}edit = '''-{line}'''")
+    with pytest.raises(ValueError, match=f"of which part is the text: {first}, {second}"):
+        read(file, chapter)
 
 
 @pytest.mark.parametrize(
@@ -61,13 +85,12 @@ def test_edits_are_made_one_after_the_other(file):
     [
         (SHARES + EDIT.replace("copy()", "deepcopy()"), "is 0 times in the reference"),
         (SHARES + EDIT.replace("self.block_ids.copy()", "self"), "times in the reference"),
-        (SHARES + EDIT.replace('"BlockTable.fork"', "BlockTable.fork"), "no BlockTable to edit"),
-        (SHARES + EDIT.replace(", ", ', "x", '), "an odd number"),
+        (SHARES + EDIT.replace("edit", "edit.BlockTable.fork"), "no BlockTable to edit"),
+        (SHARES + EDIT.replace("=>", "->"), "neither `old => new` nor a line of a diff"),
         (SHARES + 'source."BlockTable.spoon" = ""', "no BlockTable.spoon in the reader's file"),
         (SHARES, "neither edit nor source"),
         (SHARES.replace("look", "lok") + EDIT, "it has no look"),
         (SHARES + "hint = 'x'\n" + EDIT, "there is no field hint"),
-        (2 * (SHARES + EDIT), "an earlier mistake of this exercise has the same name"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_file_exercise_and_mistake(file, record, says):
@@ -81,8 +104,10 @@ def test_what_does_not_fit_is_refused_by_file_exercise_and_mistake(file, record,
     ("text", "says"),
     [
         (SHARES.replace("05.1", "05.9"), "chapter 05 has no exercise '05.9'"),
-        (SHARES.replace('list"', "list"), "line 3"),
-        (SHARES.replace("name", "nam"), "05.1, mistake 1: it has no name"),
+        (SHARES.replace('ids"', "ids"), "line 3"),
+        (2 * (SHARES + EDIT), "twice"),
+        ('["05.1"]\nx = 1', "05.1, x: a record begins with its exercise and its name"),
+        ('[["05.1"]]\nx = 1', "05.1, : a record begins with its exercise and its name"),
     ],
 )
 def test_what_is_no_record_is_refused_by_file(file, text, says):

@@ -10,15 +10,19 @@ Each chapter's folder has it in `chapter.toml`. Skeletons, checks, hints and pro
     ]
 
     ["05.1"]
-    title = "Blocks of a prompt"
-    …
+    about = "Blocks of a prompt · 10 min · difficulty 1 of 5 · build"
+    hint_1 = "a question"
+    hint_2 = "what to look at"
+    hint_3 = "pseudocode"
+    works = "why it works, shown after passing"
 
 - `skeleton` lists functions and classes of the reference, in the order of the reader's file.
   `write` is the exercise in which the reader writes the function, or each of some methods; what
   has none is given. A target that begins with a dot is in the chapter's own folder. Of a class
   with `show`, which then inherits from the reference, the file shows only these methods.
-- A table for each exercise has the fields of `Exercise`. Of a debug exercise, it also says what is
-  broken: `bug."BlockTable.fork" = ["old", "new"]` edits the reference's text as in `mistakes.toml`.
+- An exercise is to build, debug or predict something. Of a debug exercise its table also says what
+  is broken: `bug."BlockTable.fork" = "old => new"` edits the reference's text as an `edit` in
+  `mistakes.toml` does. Why it matters stands in the notebook.
 """
 
 import importlib.util
@@ -46,6 +50,9 @@ HOW_TO_GET = {
     "triton": "official builds exist for Linux only",
     "numba": "pip install -r requirements.txt installs it where there is a build",
 }  # by package that a chapter may need
+
+
+ABOUT = re.compile(r"(.+) · (\d+) min · difficulty ([1-5]) of 5 · (build|debug|predict)")
 
 
 @dataclass(frozen=True)
@@ -87,25 +94,16 @@ class Exercise:
     minutes: int
     difficulty: int  # 1 to 5
     kind: str  # build, debug or predict
-    matters: str  # why it matters, one line
-    hints: tuple[str, str, str]  # each stronger; the third is pseudocode
+    hints: tuple[str, ...]  # three, each stronger; the third is pseudocode
     works: str  # why it works, shown after passing
     # The function to write, and an earlier one of the same file whose body it starts from.
     begins: tuple[str, str] | None = None
-    # Of a debug exercise, by path: edits that break the reference's text, old, new, old, new, …
-    bug: dict[str, list[str]] = field(default_factory=dict, hash=False)
+    # Of a debug exercise, by path: edits that break the reference's text, as in `mistakes.toml`.
+    bug: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def chapter(self) -> "Chapter":
         return chapter_of(self.id)
-
-    def __post_init__(self):
-        if self.kind not in ("build", "debug", "predict"):
-            raise ValueError(f"{self.id}: kind must be build, debug or predict, was {self.kind!r}")
-        if len(self.hints) != 3 or not all(self.hints):
-            raise ValueError(f"{self.id}: needs three hints, has {len(self.hints)}")
-        if not 1 <= self.difficulty <= 5:
-            raise ValueError(f"{self.id}: difficulty must be 1 to 5, was {self.difficulty}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +146,7 @@ class Chapter:
         return {path: id_ for path, id_ in found.items() if id_ is not None}
 
     @cached_property
-    def bugs(self) -> dict[str, list[str]]:
+    def bugs(self) -> dict[str, str]:
         """What is broken, by path: edits of the reference's text."""
         return {path: edits for e in self.exercises for path, edits in e.bug.items()}
 
@@ -211,12 +209,17 @@ def read(file: Traversable, folder: str) -> Chapter:
 
 
 def _exercise(id_: str, table: Mapping[str, Any]) -> Exercise:
-    """An exercise; what is a list in the file is a tuple, and one line has no line breaks."""
+    """An exercise; what is a list in the file is a tuple."""
     row: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-    if "matters" in row:
-        row["matters"] = " ".join(row["matters"].split())
+    about = ABOUT.fullmatch(str(row.pop("about", "")))
+    if about is None:
+        raise ValueError(f'{id_}: about must be like "A fork · 10 min · difficulty 1 of 5 · build"')
+    title, minutes, difficulty, kind = about.groups()
+    hints = tuple(row.pop(f"hint_{number}", "") for number in (1, 2, 3))
+    if not all(hints):
+        raise ValueError(f"{id_}: needs hint_1, hint_2 and hint_3")
     try:
-        return Exercise(id=id_, **row)
+        return Exercise(id_, title, int(minutes), int(difficulty), kind, hints, **row)
     except TypeError as error:  # a field too many, or too few
         raise ValueError(f"{id_}: {str(error).partition(' ')[2]}") from None
 

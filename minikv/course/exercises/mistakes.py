@@ -2,17 +2,18 @@
 
 Each chapter keeps its own in `mistakes.toml`, one record after another:
 
-    [["05.1"]]
-    name = "shares the list"
+    ["05.1"."shares the list"]
+    edit = "self.block_ids.copy() => self.block_ids"
     cause = "both tables have the same list of block ids"
     look = "`=` does not copy a list"
     seen = "an engine, and where it is told"
-    edit."BlockTable.fork" = ["self.block_ids.copy()", "self.block_ids"]
 
-- `edit` changes the reference's text of a function: old, new, old, new, …, one after the other.
-  Each `old` must be there once.
-- `source."BlockTable.fork" = '''…'''` is the whole definition, where edits would be hard to read.
-  It may also replace something that the exercise gives.
+- `edit` changes the reference's text: `old => new`, or several lines of them, one after the other.
+  Each `old` must be there once. Whole lines are changed as in a diff: `-` begins a line that goes,
+  `+` one that comes, a blank one that stays, and an empty line stands between two places.
+- `source = '''…'''` is the whole definition, where edits would be hard to read.
+- Where an exercise has several parts, `edit."BlockTable.fork" = …` says which one; `source` may
+  replace something that the exercise gives, too.
 - `seen` is for the few mistakes that a real engine has shipped. A report that names one says so.
 
 Checks name a reader's mistake with these records, and tests prove that each is caught and named.
@@ -30,7 +31,7 @@ from typing import Any
 from minikv.course.exercises.manifest import Chapter, Exercise
 from minikv.course.exercises.skeletons import definitions, edited, fill, skeleton, targets
 
-TEXTS = ("name", "cause", "look")
+TEXTS = ("cause", "look")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,17 +85,13 @@ def read(file: Traversable, chapter: Chapter) -> dict[str, tuple[Mistake, ...]]:
         if number not in ids:
             raise ValueError(f"{file}: chapter {chapter.number} has no exercise {number!r}")
         right = reference_sources(ids[number])
-        mistakes: dict[str, Mistake] = {}
-        for row in rows:
+        mistakes = []
+        for name, row in rows.items() if isinstance(rows, dict) else [("", rows)]:
             try:
-                mistake = _mistake(row, right, given)
-                if mistake.name in mistakes:
-                    raise ValueError("an earlier mistake of this exercise has the same name")
+                mistakes.append(_mistake(name, row, right, given))
             except ValueError as error:
-                which = row.get("name", f"mistake {len(mistakes) + 1}")
-                raise ValueError(f"{file}, {number}, {which}: {error}") from None
-            mistakes[mistake.name] = mistake
-        found[number] = tuple(mistakes.values())
+                raise ValueError(f"{file}, {number}, {name}: {error}") from None
+        found[number] = tuple(mistakes)
     return found
 
 
@@ -103,15 +100,17 @@ def of_chapter(chapter: Chapter) -> dict[str, tuple[Mistake, ...]]:
     return read(resources.files(chapter.package) / "mistakes.toml", chapter)
 
 
-def _mistake(row: dict[str, Any], right: Mapping[str, str], given: Container[str]) -> Mistake:
+def _mistake(name: str, row: Any, right: Mapping[str, str], given: Container[str]) -> Mistake:
     """One record; `right` are the reference's texts, `given` all that the reader's file defines."""
+    if not isinstance(row, dict):
+        raise ValueError("a record begins with its exercise and its name")
     missing = [field for field in TEXTS if not row.get(field)]
     if missing:
         raise ValueError(f"it has no {' and no '.join(missing)}")
     unknown = sorted(row.keys() - {*TEXTS, "seen", "edit", "source"})
     if unknown:
         raise ValueError(f"there is no field {', '.join(unknown)}")
-    edits, sources = row.get("edit", {}), row.get("source", {})
+    edits, sources = (_by_path(row.get(field, {}), right) for field in ("edit", "source"))
     if not edits and not sources:
         raise ValueError("it has neither edit nor source, so it changes nothing")
     for path in edits:
@@ -122,6 +121,13 @@ def _mistake(row: dict[str, Any], right: Mapping[str, str], given: Container[str
     for path in sources:
         if path not in given:
             raise ValueError(f"there is no {path} in the reader's file to replace")
-    changed = {path: edited(right[path], texts) for path, texts in edits.items()}
-    texts = {field: row[field] for field in TEXTS}
-    return Mistake(**texts, sources=changed | sources, seen=row.get("seen"))
+    changed = {path: edited(right[path], text) for path, text in edits.items()}
+    return Mistake(name, row["cause"], row["look"], changed | sources, row.get("seen"))
+
+
+def _by_path(given: str | dict[str, str], right: Mapping[str, str]) -> dict[str, str]:
+    if isinstance(given, dict):
+        return given
+    if len(right) > 1:
+        raise ValueError(f"of which part is the text: {', '.join(right)}?")
+    return dict.fromkeys(right, given)

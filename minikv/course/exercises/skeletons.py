@@ -30,6 +30,7 @@ from minikv.course.exercises.manifest import (
 
 AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
 Def = AnyFunction | ast.ClassDef
+ARROW = " => "
 EXERCISES = Path(__file__).parents[3] / "exercises"
 
 
@@ -197,17 +198,34 @@ def reference(name: str) -> Reference:
     return Reference(name)
 
 
-def edited(text: str, edits: list[str]) -> str:
-    """`text` after edits: old, new, old, new, … Raises ValueError unless each old is there once."""
-    if len(edits) % 2:
-        raise ValueError(
-            f"edit is old, new, old, new, …, but has {len(edits)} texts: an odd number"
-        )
-    for old, new in zip(edits[::2], edits[1::2], strict=True):
+def edited(text: str, edit: str) -> str:
+    """`text` after what an `edit` says (see `mistakes`). Raises ValueError unless each place is
+    there once."""
+    for old, new in changes(edit):
         if text.count(old) != 1:
             raise ValueError(f"{old!r} is {text.count(old)} times in the reference, expected once")
         text = text.replace(old, new)
     return text
+
+
+def changes(edit: str) -> Iterator[tuple[str, str]]:
+    """(old, new) of each place."""
+    lines = edit.strip("\n").split("\n")
+    if all(ARROW in line for line in lines):
+        for line in lines:
+            old, _, new = line.partition(ARROW)
+            yield old, new
+        return
+    olds, news = list[str](), list[str]()
+    for line in [*lines, ""]:
+        if not line:
+            yield "".join(olds), "".join(news)
+            olds, news = [], []
+        elif line[0] not in " -+":
+            raise ValueError(f"neither `old{ARROW}new` nor a line of a diff: {line!r}")
+        else:
+            olds += [line[1:] + "\n"] if line[0] in " -" else []
+            news += [line[1:] + "\n"] if line[0] in " +" else []
 
 
 @cache

@@ -11,7 +11,9 @@ pages that say what differs, and the likely cause.
 """
 
 import argparse
+import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -20,10 +22,11 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from minikv.course.chapters import title
+from minikv.course.chapters import notebook, title
 from minikv.course.exercises.files import write_whole
 from minikv.course.exercises.manifest import Chapter, Exercise, ReaderError, chapter_of
 from minikv.course.exercises.skeletons import skeleton
+from minikv.course.reader.unpacked import notebooks
 from minikv.course.reports import markup
 
 CONFIG = '''"""nbgrader's settings for assignments of minikv."""
@@ -34,6 +37,7 @@ c = get_config()  # noqa: F821  nbgrader defines it
 c.CourseDirectory.course_id = "minikv"
 configure(c)
 '''
+MATTERS = re.compile(r"^### (\d\d\.\d+) .*\n+\*\*Why it matters\.\*\* (.+)", re.MULTILINE)
 OPENING = """# {number} · {title}: assignment
 
 Write your solutions into `{file}`, which lies beside this notebook, and save it. The cells below
@@ -50,7 +54,7 @@ write_solution("{number}")  # only the source version has these lines
 ### END SOLUTION"""
 ASKED = """## {exercise.id} {exercise.title}
 
-{exercise.matters} About {exercise.minutes} minutes, {points}."""
+{matters} About {exercise.minutes} minutes, {points}."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,9 +123,10 @@ def source(chapter: Chapter) -> nbformat.NotebookNode:
         _cell("begin", BEGIN.format(number=number), locked=True),
         _cell("own", SOLUTION.format(number=number), solution=True),
     ]
+    told = matters(chapter)
     for exercise in chapter.exercises:
         name = exercise.id.replace(".", "-")
-        cells.append(new_markdown_cell(_asked(exercise), id=f"asked-{name}"))
+        cells.append(new_markdown_cell(_asked(exercise, told[exercise.id]), id=f"asked-{name}"))
         cells.append(
             _cell(
                 f"check-{name}", f'must_pass("{exercise.id}")',
@@ -132,9 +137,16 @@ def source(chapter: Chapter) -> nbformat.NotebookNode:
     return new_notebook(cells=cells, metadata={"kernelspec": kernel})
 
 
-def _asked(exercise: Exercise) -> str:
+def matters(chapter: Chapter) -> dict[str, str]:
+    """Why each exercise matters, as the chapter's notebook says it."""
+    cells = json.loads(notebooks()[notebook(chapter.number)])["cells"]
+    found = (MATTERS.search("".join(cell["source"])) for cell in cells)
+    return {one[1]: " ".join(one[2].split()) for one in found if one is not None}
+
+
+def _asked(exercise: Exercise, why: str) -> str:
     points = "1 point" if exercise.difficulty == 1 else f"{exercise.difficulty} points"
-    return ASKED.format(exercise=exercise, points=points)
+    return ASKED.format(exercise=exercise, matters=why, points=points)
 
 
 def _cell(name: str, text: str, **kind: object) -> nbformat.NotebookNode:

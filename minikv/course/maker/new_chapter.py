@@ -44,12 +44,10 @@ skeleton = [
 ]
 
 ["{number}.1"]
-title = "TODO"
-minutes = 10
-difficulty = 1
-kind = "build"
-matters = "TODO: why it matters, in one line."
-hints = ["TODO: a question.", "TODO: what to look at.", "TODO: pseudocode."]
+about = "TODO · 10 min · difficulty 1 of 5 · build"
+hint_1 = "TODO: a question."
+hint_2 = "TODO: what to look at."
+hint_3 = "TODO: pseudocode."
 works = "TODO: why it works, in eight to twelve lines."
 """,
     "scenarios.py": '''"""Chapter {number} as programs: what is asked, and what can be seen."""
@@ -76,11 +74,10 @@ scenario(
     "mistakes.toml": """\
 # Chapter {number}: mistakes that readers make. exercises/mistakes.py tells the form.
 
-[["{number}.1"]]
-name = "rounds down"
+["{number}.1"."rounds down"]
+edit = "return -(-num_tokens => return (num_tokens"
 cause = "the number of blocks is rounded down, so the last tokens have no block"
 look = "7 tokens in blocks of 4 need 2"
-edit."blocks_needed" = ["return -(-num_tokens", "return (num_tokens"]
 """,
 }
 DIFFERENT = """\
@@ -127,7 +124,7 @@ Left to do, in this order:
   5. rung.py: its line in the ladder, and how it runs in the running table
   6. notebooks/{number}_{name}.ipynb: titles and reasons as chapter.toml has them, two predictions,
      a player with a picture beside it, a cell that raises AssertionError for other tokens than the
-     oracle's. Then: make notebooks NOTEBOOKS=notebooks/{number}_{name}.ipynb
+     oracle's. Then: make notebooks CHAPTER={number}
      and python -m minikv.course buttons
   7. README.md: the table of the ladder; CHANGELOG.md
   8. make test CHAPTER={number}, and before you are done: make test
