@@ -75,8 +75,8 @@ def test_marks_say_who_reads_a_section_and_can_be_written_again():
     assert marked[1].startswith("## The loop\n\n`weekend` · `course`\n\n> *Weekend, for what you")
     assert marked[1].endswith("\n\nText.") and [marked[0], *marked[2:]] == [cells[0], *cells[2:]]
     assert routes.marked("06", marked) == marked
-    assert routes.marked("06", ["## A victim that was already planned\n\nText."]) == [
-        "## A victim that was already planned\n\n`everything`\n\nText."
+    assert routes.marked("06", ["## Another rule for the victim\n\nText."]) == [
+        "## Another rule for the victim\n\n`everything`\n\nText."
     ]
     without = routes.marked("02", ["## The first cache\n\nText.\n\n### 02.1 Append"])
     assert without[0].startswith("## The first cache\n\n`weekend without 02.1` · `course`\n")

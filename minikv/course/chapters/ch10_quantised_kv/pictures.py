@@ -88,8 +88,9 @@ class OutlierFilm:
             axes.imshow(part.abs().numpy(), cmap="Greys", vmin=0, vmax=limit, aspect="auto")
             axes.set(xticks=[self.channel], yticks=[])
             axes.tick_params(labelsize=7)
-            axes.set_title(f"{name}, to {limit:.2g}", fontsize=8, color=style.INK)
-        row[0].set_ylabel(f"times {FACTORS[step]}", fontsize=9, color=style.INK)
+            axes.set_title(f"{name} (black: {limit:.2g})", fontsize=7.5, color=style.INK)
+            axes.set_xlabel("channel", fontsize=7, color=style.INK)
+        row[0].set_ylabel(f"tokens, times {FACTORS[step]}", fontsize=8, color=style.INK)
         return figure
 
     def widget(self) -> Player:

@@ -20,7 +20,9 @@ def bars_picture(tokens: str, p: Sequence[int], q: Sequence[int]) -> style.Pictu
         left, missing, 0.36, bottom=kept, color=only_p, edgecolor=style.INK, hatch="//",
         label="max(p − q, 0): missing",
     )  # fmt: skip
-    axes.bar(right, kept, 0.36, color=style.tint(both), edgecolor=style.INK)
+    axes.bar(
+        right, kept, 0.36, color=style.tint(both), edgecolor=style.INK, label="drafts that are kept"
+    )
     refused = [one - same for one, same in zip(q, kept, strict=True)]
     axes.bar(
         right, refused, 0.36, bottom=kept, color=style.PAPER, edgecolor=style.INK, hatch="..",

@@ -9,7 +9,7 @@ from minikv.course.pictures import style
 
 def memory_picture(runs: Mapping[str, Mapping[int, int]]) -> style.Picture:
     """The bytes that one sequence holds, by the tokens of its text, for each way."""
-    title = "Layers with a window stop growing"
+    title = "With KV groups, only the full layers keep growing"
     figure, axes = style.new_axes(title, "tokens of text", "memory of one sequence (MiB)")
     told = []
     for place, (name, held) in enumerate(runs.items()):

@@ -202,7 +202,8 @@ def retention_picture(
     for place, (tokens, names) in enumerate(same.items()):
         axes.plot(sizes, [count / 1e6 for count in tokens], "oxs^Dv"[place], label=", ".join(names),
                   color=style.PALETTE[(0, 1, 5, 7, 3, 2)[place]], markerfacecolor="none",
-                  linewidth=1.8, linestyle=("-", "--", "-", "-.", ":", "-")[place])  # fmt: skip
+                  linewidth=1.8, linestyle=("-", "--", "-", "-.", ":", "-")[place],
+                  clip_on=False)  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.set_ylim(0)

@@ -410,7 +410,8 @@ scenario(
         under(8, 1)("+abcd ^abcd:9 -1", "+abcde ^abcde:9 @1 +x -1", "+abc ^abc:9 +abd ^abd:9 -9",
                     "+abc +x ^abc:9 ^x:9 +y ^y:9 @1 +z -1", "+abc ^abc:9 @9 +xyz ^xyz:9",
                     "+ab [ab +abcd ]ab ^abcd:9 +x ^x:9", "+ab [ab +abcde ]ab ^abcde:9",
-                    "+ab ^ab:9 +abcde ^abcde:9 @1 +x -1", "+a ^b:9"),
+                    "+ab ^ab:9 +abcde ^abcde:9 @1 +x -1", "+a ^b:9",
+                    "+a @1 ^a:500 @1 +z @1 +y @1 -1 +abcde @1 ^abcde:500 @1 +x @1 -1 -1"),
         look="`pin`: which blocks does it keep, and which pins count?",
     ),
     Group(
