@@ -150,9 +150,10 @@ class ByPrefix(Router):
     that it holds.
 
     loads: tokens that wait at each worker. sent: tokens that each worker has had lately. up:
-    whether each worker lives. holders: by name of a block, the workers that are believed to hold
-    it. WAITING: what a waiting token counts, where one that is held counts 1. SHARED: the share of
-    all workers from which on a block counts as held by every one; 1 is never.
+    whether each worker lives. These three are the caller's to change. holders: a dict from the name
+    of a block to the set of workers that are believed to hold it. WAITING: what a waiting token
+    counts, where one that is held counts 1. SHARED: the share of all workers from which on a block
+    counts as held by every one; 1 is never.
     """
 
     WAITING, SHARED = 1.0, 1.0
@@ -167,12 +168,13 @@ class ByPrefix(Router):
         there; the worker is believed to hold all of `names` from now on (`stored`).
 
         The candidates are the workers that hold a beginning of the prompt (`hits`) and the least
-        loaded one. A worker with `sent` above `bound` times the mean counts as one that holds
-        nothing, also in what is returned; the mean is that of `sent` with this prompt added. The
-        candidate with the smallest WAITING times load minus tokens held, its blocks times
-        `block_size`, gets the prompt; among equals it is the one with the least `sent`, and then
-        the one with the lowest number. At least one token is computed: the number returned is at
-        most (num_tokens - 1) // block_size.
+        loaded one (`least_loaded()`, which raises ValueError if none is up). A worker with `sent`
+        above `bound` times the mean counts as one that holds nothing, also in what is returned; the
+        mean is that of `sent` over all workers, with this prompt added. The candidate with the
+        smallest WAITING times load minus tokens held, its blocks times `block_size`, gets the
+        prompt; among equals it is the one with the least `sent`, and then the one with the lowest
+        number. At least one token is computed: the number returned is at most
+        (num_tokens - 1) // block_size.
         """
         most = self.bound * (sum(self.sent) + num_tokens) / len(self.sent)
         hits = {one: n for one, n in self.hits(names).items() if self.sent[one] <= most}
