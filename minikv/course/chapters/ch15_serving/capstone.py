@@ -5,10 +5,11 @@
     python -m minikv capstone mine.py --seed 7 --report ada.json
 
 Agents pause for tools, chats pause for people, and long documents come in
-between. The pool has 2,560 token slots. An answer is in time if its first token
-comes within 0.12 s (of an agent), 0.15 s (of a chat) or 1 s (of a document), and
-its others every 60 ms on average. Nobody may wait longer than 3 s: an engine that
-lets somebody wait longer, or writes a wrong token, has no place in the ranking.
+between. The pool has 2,560 token slots. An answer is in time if its first
+token comes within 0.12 s (of an agent), 0.15 s (of a chat) or 1 s (of a
+document), and its others every 60 ms on average. Nobody may wait longer than
+3 s: an engine that lets somebody wait longer, or writes a wrong token, has no
+place in the ranking.
 
 Time is simulated: a step costs 8 ms and 0.7 ms per token computed, whatever the
 machine, so that a class can compare. The tokens are tinypy's own, and are
