@@ -176,6 +176,8 @@ def test_two_students_log_in_and_run_a_cell(hub, browser):
         assert page.url.partition("?")[0] == start
         # The first cell whose code is not folded: it imports the course.
         cell = page.locator(".jp-CodeCell").filter(has_text="ladder(here=0)")
+        # JupyterLab drops what is run before its kernel is there.
+        page.locator("#jp-main-statusbar").get_by_text("Idle").wait_for()
         cell.locator(".cm-content").click()
         page.keyboard.press("Control+Home")
         page.keyboard.type("print(6 * 700)\n")  # what is stored has no such output
