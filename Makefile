@@ -231,7 +231,6 @@ test-delays: environment
 	@PYTHONPATH=$(QUICK):$(CURDIR)/tests $(PYTEST) -p delays $(PARALLEL) -m "not thorough" \
 		$(addprefix --ignore=,$(IN_CLASS) tests/cluster/test_serve_ray.py) \
 		$(addprefix --ignore=,tests/tiers/test_tiers_interrupts.py) \
-		--deselect tests/serving/test_app.py::test_who_sends_much_more_behind_an_answer_is_cut_off \
 		tests/serving tests/cluster tests/tiers
 
 PLACES := $(addprefix tests/course/test_,commands.py doctor.py grade.py lab.py update.py) \

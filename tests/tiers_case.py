@@ -1,5 +1,6 @@
 """What the tests of tiers share: requests that meet again, a slow tier, damage."""
 
+import itertools
 import random
 import threading
 
@@ -45,13 +46,20 @@ class SlowTier:
         self.entries, self.go = {}, threading.Event()
         self.go.set()
         self.awaited = set()  # events that it has waited for
+        self.hours, self.has_given_up = itertools.count(1), False
+
+    def late(self, event):
+        """A clock that stands still until an event is waited for, and then goes on by an hour with
+        every look at it."""
+        return lambda: 3600.0 * next(self.hours) if event in self.awaited else 0.0
 
     def names(self):
         return []
 
     def get_many(self, names):
         self.awaited.add(self.go)
-        assert self.go.wait(PATIENCE)
+        self.has_given_up |= not self.go.wait(PATIENCE)
+        assert not self.has_given_up
         return [self.entries.get(name) for name in names]
 
     def put_many(self, entries):

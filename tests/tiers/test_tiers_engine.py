@@ -183,7 +183,9 @@ def test_a_fetch_that_takes_longer_than_computing_is_left(engine_of, tmp_path):
     engine.tiers.flush()  # a block that waits to be written is read at once
     tier.go.clear()
     fetch_everything(engine, tokens_per_second=1e4)
+    engine.tiers.clock = tier.late(tier.go)
     [out] = generate(engine, [PROMPT], params())
+    assert not tier.has_given_up, "it was waited for"
     assert out.token_ids == first.token_ids and engine.stats().tiers["disk"].hits == 0
     tier.go.set()
 
