@@ -131,12 +131,13 @@ scenario(
     Group("a square: as many queries as keys", [(4, 4), (1, 1), (3, 3), (7, 7)],
           "which keys may query 0 see?"),
     Group("one query, the last: it sees every key", [(1, 5), (1, 2), (1, 30)],
-          "the position of query 0"),
+          "with more keys than queries: at which position does query 0 stand?"),
     Group("a rectangle: a chunk after a prefix", [(2, 5), (3, 4), (5, 13), (4, 3000)],
           "the position of query 0"),
     Group("a window on a square", [(5, 5, 2), (5, 5, 1), (5, 5, 3)], OLDEST),
     Group("a window on a rectangle", [(2, 6, 3), (3, 9, 1), (4, 7, 5)], OLDEST),
-    Group("one query and a window", [(1, 6, 3), (1, 6, 1), (1, 2, 1), (1, 900, 70)], OLDEST),
+    Group("one query and a window", [(1, 6, 3), (1, 6, 1), (1, 2, 1), (1, 900, 70)],
+          "the case of one query: which keys are too old for it?"),
     Group("a window as wide as the keys, or wider", [(4, 4, 4), (2, 6, 50), (2, 6, 6), (1, 3, 3)],
           "such a window hides nothing"),
     Group("every small mask",
@@ -276,7 +277,7 @@ scenario(
           "by which size are the scores scaled, over which dimension is the softmax?"),
     Group("many heads, each with its own keys and values",
           cases((5, 5, 4, 4, 8), (3, 3, 5, 5, 2), (8, 8, 3, 3, 3), (4, 4, 4, 4, 4)),
-          "which dimension is which?"),
+          "which dimension is which, and does `reshape` swap two?"),
     Group("query heads share KV heads in groups",
           cases(*((6, 6, *heads, 8) for heads in ((4, 2), (6, 3), (6, 2), (5, 1), (8, 2)))),
           "which query heads use KV head 0?"),
@@ -319,7 +320,7 @@ scenario(
     Group("every other shape", EVERY, EARLIER),
     Group("keys and values are not repeated",
           cases((3, 11, 6, 2, 8), (2, 7, 4, 1, 6), how=(COPIES,)),
-          "the shapes of all tensors, line by line"),
+          "which line gives every query head its own keys or values, here or in a call?"),
 )  # fmt: skip
 
 

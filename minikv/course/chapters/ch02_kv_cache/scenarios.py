@@ -247,7 +247,7 @@ def attending(look: str, room: int | None) -> list[Group]:
         Group("chunks of several tokens after a prefix",
               fed(*chunks, room=room) + fed(*chunks[1:3], room=room, shape=ONES), look),
         Group("each layer has its own sliding window", windows,
-              "which window does this layer have, and where does it go?"),
+              "which window does this layer have, and which argument takes it?"),
     ]  # fmt: skip
 
 
@@ -377,7 +377,8 @@ scenario(
     Group("a prompt that follows cached tokens",
           [(TWO_LAYERS, "concat", 6, ((PROMPT, 6, 4, 4),), "positions tokens"),
            (TWO_LAYERS, "bare", 1, ((PROMPT, 0, 1, 2),), "positions tokens"),
-           (TINYPY, "in place", 3, ((PROMPT, 0, 5, 3),), "positions tokens")], PASSES),
+           (TINYPY, "in place", 3, ((PROMPT, 0, 5, 3),), "positions tokens")],
+          "how many tokens are in the cache when a pass begins: where does the prompt start?"),
     Group("one new token; a prompt of one token",
           [(TINYPY, "concat", 0, ((PROMPT, 0, *call),), "tokens") for call in ((10, 1), (1, 3))],
           PASSES),

@@ -118,7 +118,7 @@ scenario(
           look="what `allocate` takes, and what it returns"),
     Group("a block handed out has one holder, and is not free",
           [(3, "+ " * n, "counts") for n in (1, 2, 3)],
-          look="what `allocate` changes: the free list and the block's count"),
+          look="which line of `allocate` writes `_ref_counts`?"),
     Group("an empty pool says OutOfBlocks",
           [(n, "+ " * n + "+ +", "error") for n in (1, 2)],
           look="the first lines of `allocate`"),
@@ -138,7 +138,7 @@ scenario(
     Group("a block that is not in the pool cannot be released",
           [(2, f"+ + {block_id}-", "counts") for block_id in (-1, 2, -2, 3, 100)]
           + [(1, "-1-", "counts"), (1, "+ 1-", "counts")],
-          look="which method of the pool knows the ids that exist"),
+          look="which method of the pool knows the ids that exist? -1 is an index, too"),
     Group("nothing is lost or doubled in 90 random traces",
           [random_holders(seed, 1 + seed % 6, 4 + seed // 3) for seed in range(90)],
           look="every line that changes the free list or a count: the two belong together"),
@@ -230,7 +230,7 @@ scenario(
           [(4, 20, "A+7", "counts pool"), (3, 30, "A+4 A+1 A+1 A+6", "counts pool"),
            (3, 30, "A+4 B+4 C+4 A+1 B+1 C+1 A+6 B+6 C+6", "counts pool"),
            (4, 9, "A+7 B+9 A- C+8 B+4", ALL)],
-          look="there should be one `allocate` for each id that is added"),
+          look="which blocks are free, and is there one `allocate` for each id?"),
     Group("the last free block can be used, and no tokens need none",
           [(size, num_blocks, steps, f"error {ALL}")
            for size, num_blocks, steps in (
@@ -453,7 +453,7 @@ scenario(
           look="the worked example in the notebook"),
     Group("one block",
           [Context(length) for length in (3, 4, 1, 2)],
-          look="scores, weights and output of a single block, without any carrying"),
+          look="softmax(q k / sqrt(D)) v, without any carrying: which part is not there?"),
     Group("several blocks, anywhere in the pool",
           [Context(length, size) for size, length in ((1, 5), (3, 7), (4, 8), (4, 21), (16, 37))]
           + [Context(9, dim=16), Context(11, 3, 1, 1, dim=5), Context(6, again=True)],
@@ -484,7 +484,7 @@ scenario(
     Group("anything may be in slots that are not the context's",
           [scored("scores of 0, 300 behind the last token", lambda place, _: 300 * (place > 10))]
           + [replace(shape, noise=math.nan) for shape in SHAPES],
-          look="every line that reads `kv`: 0 times NaN is NaN"),
+          look="when is the last block cut to its filled slots? 0 times NaN is NaN"),
     Group("one block at a time",
           [Context(8, watch=True), Context(46, watch=True),
            Context(7, 3, written=12, watch=True)],

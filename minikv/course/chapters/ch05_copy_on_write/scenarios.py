@@ -190,7 +190,7 @@ scenario(
     Group(
         "nothing is taken from the pool",
         each("A+N A>B", "free"),
-        look="a fork never calls `allocate`",
+        look="a fork never calls `allocate`: which blocks should it name?",
     ),
     Group(
         "each grows on its own",
@@ -255,7 +255,7 @@ scenario(
         each("A+11 A>B A@8", "write ids", [(4, 11)])
         + [(4, 24, f"A+11 A>B A@{p}", "write ids counts") for p in (0, 5, 2, 9)]
         + [(3, 24, f"A+11 A>B B@{p} A@{p}", "write ids counts") for p in (0, 4, 10)],
-        look="which block the position is in",
+        look="which block is the position in, and whose count do you look at?",
     ),
     Group(
         "three holders, and a fork of a fork",
@@ -263,7 +263,7 @@ scenario(
             *each("A+3 A>B B>C B@2 C@2 A@2", "write counts free", [(4, 3), (3, 3), (1, 3)]),
             *each("A+9 A>B A>C A>D D@8 C@8 A@8 B@8", "write counts free", [(4, 9)]),
         ],
-        look="only the count decides, not which table writes",
+        look="for which counts is a copy due: for 2 alone?",
     ),
     Group(
         "a holder that is no table counts, too",
@@ -464,7 +464,7 @@ scenario(
             (4, 60, "abcdefg", "0P 0Q 0R", "1X 1Y 1Z"),
             (4, 60, "abcdefg", "0P 0Q 0R", "2X 2Y", "0Z"),
         ],
-        look="which tables are released",
+        look="which of `beams` are released: also those without children?",
     ),
     Group(
         "children first, then the parents' release",

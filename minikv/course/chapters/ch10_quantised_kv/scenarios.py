@@ -103,7 +103,7 @@ scenario(
           "how far apart are two marks, and which mark is nearest?"),
     Group("the scale is stored in bfloat16, rounded up, and the codes are computed with it",
           [one(1.0, 0.5012, -0.25), one(0.99, -0.98), one(3.3, 3.29, -3.3, 1.1), many(1, 16)],
-          "`round_up`, and which scale the codes are computed with"),
+          "is the scale rounded up, and are the codes computed with the rounded one?"),
     Group("each vector has a scale of its own",
           [("[[1.0, 2.0], [30.0, -10.2]]", torch.tensor([[1.0, 2.0], [30.0, -10.2]])),
            many(2, 3, 8), many(3, 2, 3, 4), many(4, 5, 2, 64, spread=7), many(5, 1, 1, 6),
@@ -212,7 +212,7 @@ scenario(
           [(*block, dim) for block in BLOCKS for dim in (-1, -2)]
           + [(f"{words}, {how}", change(x), dim) for words, x in BLOCKS[2:4]
              for how, change in CHANGES.items() for dim in (-1, -2)],
-          "which two dimensions are swapped, however many there are?"),
+          "which two dimensions are swapped, however many there are? `.T` reverses all"),
 )  # fmt: skip
 
 scenario(
@@ -401,7 +401,7 @@ scenario(
     Group("a query in half precision",
           [full_block(4, 2, 16, 4, dtype=torch.bfloat16),
            full_block(2, 1, 64, 16, dtype=torch.float16, away=40.0)],
-          "what is computed in float32, and what comes back?"),
+          "where is q converted to float32, and what comes back?"),
 )  # fmt: skip
 
 

@@ -144,7 +144,7 @@ scenario(
     Group(
         "what can never fit is refused",
         [("....", 0, 5), ("....", 0, 0), ("....", 0, -1), ("AAAA", 0, 5)],
-        look="a number of tokens that no ring of this size can hold: ValueError",
+        look="a number that no ring of this size can hold: would it help to wait for free cells?",
     ),
     Group("120 random rings", random_layouts(120), look=LINES_ABOVE),
 )
@@ -653,7 +653,7 @@ scenario(
     Group(
         "nothing to do",
         ("", "....", "abcd", "abc..", "a"),
-        look="without a hole in front nothing has to move",
+        look="which used cells have to move, if no hole is in front?",
     ),
     Group(
         "one hole",
@@ -790,7 +790,7 @@ scenario(
             "A+1 A%0,,-2",
             "B+2 A+6 A>C3 A%0,,2 step",
         ),
-        look="positions // d",
+        look="the first line of `seq_div`: which divisors are refused?",
     ),
     Group("50 random traces", [random_debts(seed) for seed in range(50)], look="the lines above"),
 )

@@ -143,12 +143,12 @@ scenario(
     Group(
         "a copy that is on the host already is used",
         [(4, 2, "A= Ad"), (4, 1, "A= Ad")],
-        look="has anything to be copied, or allocated?",
+        look="what does place.host say, before anything is allocated or copied?",
     ),
     Group(
         "the host has no room: nothing happens",
         [(4, 1, "X_ X# A+ Ad"), (4, 2, "X_ X# Y_ Y# A+ Ad")],
-        look="what has been changed before `allocate` raises?",
+        look="what has been changed before `allocate` raises, and does the caller learn of it?",
     ),
     Group(
         "demote, the copy fails: nothing happens",
@@ -206,7 +206,7 @@ scenario(
     Group(
         "40 random sequences of moves",
         [random_ways(seed) for seed in range(40)],
-        look="the lines above: which?",
+        look="which ids may be None, and what has to be on the device?",
     ),
 )
 
@@ -292,7 +292,7 @@ scenario(
             *in_4("!AB +ABC ?ABC", "!A +ABC ?ABC", "!AC +ABC +ACD ?ACD"),
             *in_3("+ABC +X ?ABC", "+ABC ?ABC +XY ?ABC"),
         ],
-        look="find: a block after a gap is of no use",
+        look="are the next blocks tried after a write that failed? What is of use after a gap?",
     ),
     Group(
         "no block is lost",
@@ -492,8 +492,8 @@ scenario(
         [(False, (), None), (True, (), None)],
         look=NAMES_LAST,
     ),
-    Group("other files stay", [(True, ("other",), None)], look="which files does `save` "
-    "change?"),
+    Group("other files stay", [(True, ("other",), None)],
+          look="can another file have its temporary name?"),
     Group(
         "a disk that is full",
         [(True, (), ("write", OSError)), (False, (), ("write", OSError)),
@@ -504,12 +504,12 @@ scenario(
         "any other step that fails",
         [(True, (), ("sync", OSError)), (True, (), ("rename", OSError)),
          (False, (), ("rename", OSError)), (True, (), ("sync_folder", OSError))],
-        look="what is left behind, and does the caller learn of it?",
+        look="what is left behind, whichever step fails, and does the caller learn of it?",
     ),
     Group(
         "an empty file is a file, too",
         [(False, (), None, b""), (True, (), None, b""), (True, (), ("sync", OSError), b"")],
-        look="which lines of yours look at the data?",
+        look="which lines of yours look at the data? 0 bytes are data, too",
     ),
     Group(
         "interrupted",
@@ -784,12 +784,12 @@ scenario(
          "tokens=fewer", "num_tokens=4", "num_tokens=03", "num_tokens=3.0", "num_tokens= 3",
          "num_tokens=", "num_tokens=three", "shapes=text", "shapes=empty", "shapes=null",
          "shapes=list", "more tensors", "no tokens=3", "no tokens=0", "no tokens=None"],
-        look="shapes, then the number of tokens",
+        look="shapes, then the number of tokens: what if the header has no such field?",
     ),
     Group(
         "damaged",
         ["checksum=empty", "kv=bit", "tokens=another", "checksum=00ff", "checksum", "header"],
-        look="the checksum is over header, tokens, K and V",
+        look="the checksum is over header, tokens, K and V: what if there is none?",
     ),
 )  # fmt: skip
 

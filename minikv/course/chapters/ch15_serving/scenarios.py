@@ -195,7 +195,7 @@ scenario(
     Group(
         "a lost client",
         ["close 1", "1 close 2 3!", "1 take 2 close 3", "close x"],
-        look="what does `call_soon_threadsafe` do if the loop is closed?",
+        look="what does `call_soon_threadsafe` do if the loop is closed, and who is left to read?",
     ),
 )
 
