@@ -17,7 +17,7 @@ from minikv.course.judge.scenarios import Group, Log, Words, same, scenario
 from minikv.course.pictures.snapshot import counted
 from minikv.model import rotate
 
-EARLIER = "the groups above: which of them fails?"
+EARLIER = "the smallest shape that differs: which of its sizes is in no line above?"
 
 
 def call(log: Log, text: str, function: Callable, **arguments: Any) -> Any:
@@ -137,7 +137,8 @@ scenario("01.2", masks,
           "such a window hides nothing"),
     Group("every small mask", [(num_queries, num_keys, *window) for num_keys in range(1, 8)
           for num_queries in range(1, num_keys + 1)
-          for window in ((), (None,), *((w,) for w in range(1, num_keys + 2)))], EARLIER),
+          for window in ((), (None,), *((w,) for w in range(1, num_keys + 2)))],
+          "the smallest mask that differs: which row, and at which of its two ends?"),
 )  # fmt: skip
 
 

@@ -255,7 +255,7 @@ PASS = "tinypy: logits with the cache equal logits without, at every position"
 APPENDING = "over which k and v do you attend, and what do you keep for the next call?"
 KEPT = "what is assigned to `self.k[layer]` and `self.v[layer]`?"
 SLOTS = "which slots do you write, and over which do you attend?"
-ABOVE = "the groups above: which of them fails?"
+ABOVE = "the first call that differs: what did the one before it leave in the cache?"
 
 scenario("02.1", caches,
     Group("the first tokens attend to each other", fed("A+1", "A+2", "A+6"), APPENDING),

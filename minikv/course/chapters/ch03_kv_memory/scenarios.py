@@ -11,7 +11,6 @@ from minikv.course.chapters.ch03_kv_memory.claims import figure
 from minikv.course.chapters.ch03_kv_memory.given import Shape
 from minikv.course.chapters.ch03_kv_memory.published import CLAIMS, CONFIGS, MISTAKES
 from minikv.course.judge.checking import plain, runs_model, same_as_oracle, shown, witness
-from minikv.course.judge.programs import LINES_ABOVE
 from minikv.course.judge.scenarios import Group, Log, Words, scenario
 from minikv.course.measure.workload import Length, chat_like
 from minikv.course.pictures.snapshot import counted
@@ -54,10 +53,12 @@ scenario("03.1", bytes_of_a_token,
           "the case `latent_dim` > 0"),
     Group("models with published configs: OPT-13B, Llama-3.2-1B, Qwen2.5-7B, DeepSeek-V3, tinypy",
           [(Shape(40, 40, 40, 128),), (Shape(16, 32, 8, 64),), (Shape(28, 28, 4, 128),),
-          (Shape(61, 128, 128, 128, latent_dim=512 + 64),), (Shape(5, 4, 2, 64), 4)], LINES_ABOVE),
+          (Shape(61, 128, 128, 128, latent_dim=512 + 64),), (Shape(5, 4, 2, 64), 4)],
+          "for which models does it fail: only for the one with a latent?"),
     Group("any shape in any format", [(Shape(layers, group * kv_heads, kv_heads, dim, latent),
           *number) for layers, kv_heads, group, dim, latent, number in product((1, 2, 7), (1, 2, 5),
-          (1, 3), (1, 48), (0, 9), ((1,), (4,), ()))], LINES_ABOVE),
+          (1, 3), (1, 48), (0, 9), ((1,), (4,), ()))],
+          "divide the smallest number that differs by the right one: which factor is left?"),
 )  # fmt: skip
 
 
@@ -129,7 +130,8 @@ scenario("03.2", shapes,
     Group("any fields stated, missing or null",
           [*(("", config) for config in ANY_FIELDS),
           *(("", {"text_config": config}) for config in ANY_FIELDS[::5]),
-          ("one config, changed and read again", OPT, LLAMA_8B, {"head_dim": 96})], LINES_ABOVE),
+          ("one config, changed and read again", OPT, LLAMA_8B, {"head_dim": 96})],
+          'this config: which of its fields is missing, null or inside "text_config"?'),
 )  # fmt: skip
 
 
@@ -235,7 +237,8 @@ scenario("03.4", slots,
           "the first lines of `slots_at`"),
     Group("any step of any life", [(prompt + output - 1 + spare, prompt, output, step)
           for prompt, output, spare in product((1, 2, 9), (1, 2, 3, 8), (0, 1, 5, 100))
-          for step in range(1, output + 1)], LINES_ABOVE),
+          for step in range(1, output + 1)],
+          "the three add up to all slots: which is off, and by how many?"),
 )  # fmt: skip
 
 scenario("03.4", shares,

@@ -17,7 +17,7 @@ from minikv import OutOfBlocks
 from minikv.backend import AttentionBackend
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import BlockByBlock, DecodesTogether
 from minikv.course.judge.checking import plain, runs_model, tinypy, witness
-from minikv.course.judge.programs import LINES_ABOVE, OperationMode, scramble
+from minikv.course.judge.programs import OperationMode, scramble
 from minikv.course.judge.scenarios import Group, Log, scenario
 
 TEXTS = ("class Stack:\n    def push(self, item):\n", "import os\n\ndef fib(n):", "for i in range(")
@@ -237,7 +237,7 @@ scenario("04.2", tables,
     Group("a negative number is refused", [(4, 3, "A+6 A+-1", ALL), (4, 3, "A+-1 A+5", ALL),
           (4, 3, "A+9 A+-9 A+-20", ALL), (4, 1, "A+4 A+-1", ALL)], "the first lines of `grow`"),
     Group("90 random traces", [random_growths(seed, 3 + seed // 10) for seed in range(90)],
-          LINES_ABOVE),
+          "before the step that differs: was a `grow` refused, or a table released?"),
 )  # fmt: skip
 
 
@@ -528,7 +528,7 @@ scenario("04.5", together,
 )  # fmt: skip
 scenario("04.5", engine_in_company,
     Group("tinypy writes in a batch what it writes alone", [TEXTS],
-          "the checks above: which of them fails?"),
+          "at the first token that differs: which slots does the row see that are not its own?"),
 )  # fmt: skip
 
 

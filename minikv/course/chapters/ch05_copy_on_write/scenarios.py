@@ -11,7 +11,7 @@ from minikv import BlockPool, beam
 from minikv.course.chapters.ch05_copy_on_write.answers import copy_prefix
 from minikv.course.chapters.ch05_copy_on_write.given import go_on, sample_naively
 from minikv.course.judge.checking import Wrong, check, plain, runs_model, tinypy, witness
-from minikv.course.judge.programs import LINES_ABOVE, scramble
+from minikv.course.judge.programs import scramble
 from minikv.course.judge.scenarios import Group, Log, Words, scenario
 from minikv.course.pictures.snapshot import counted
 from minikv.sequence import Request, Sequence
@@ -189,7 +189,8 @@ scenario("05.1", tables,
     Group("a fork of a fork, and of an empty table",
           [*each("A+N A>B B>C C- A- B-", "ids counts free"), *each("A>B B+2", "ids", [(3, 0)])],
           "every fork counts each block once more"),
-    Group("90 random traces", RANDOM, LINES_ABOVE),
+    Group("90 random traces", RANDOM,
+          "at the step that differs: which tables name the block, and does its count say so?"),
 )  # fmt: skip
 
 scenario("05.2", tables,
@@ -232,7 +233,8 @@ scenario("05.2", tables,
     Group("all blocks come back when all have finished",
           [(size, 24, f"A+{n} A>B A>C C>D A+1 B+1 C+1 D+1 A@{n} B@{n} C@{n} D@{n} A- B- C- D-",
           "free") for size, n in ((4, 7), (3, 3), (1, 2), (16, 9))], "the counts after each copy"),
-    Group("90 random traces", RANDOM, LINES_ABOVE),
+    Group("90 random traces", RANDOM,
+          "at the step that differs: how many tables name the block before it, and after?"),
 )  # fmt: skip
 
 
@@ -390,7 +392,7 @@ scenario("05.4", beams,
           "`chosen` may be empty, `beams` never is"),
     Group("random steps, at several block sizes",
           [random_beams(seed, (1, 3, 4, 16)[seed % 4], 2 + seed // 4) for seed in range(60)],
-          LINES_ABOVE),
+          "at the step that differs: which parents have several children, and which none?"),
 )  # fmt: skip
 
 
@@ -496,7 +498,7 @@ def branch_on_tinypy(mine, lm, cut: int, block_size: int = 4) -> tuple[list[int]
     "05.5",
     "tinypy: a branch writes what it would write alone",
     cause="the branch attends to a block that does not hold its tokens",
-    look=LINES_ABOVE,
+    look="which block of the branch does not hold its tokens: the last one that was copied?",
 )
 def _(mine):
     lm = tinypy()

@@ -10,7 +10,7 @@ from typing import Any
 import minikv
 from minikv import Plan, SamplingParams, Sequence
 from minikv.course.judge.checking import Wrong, check, plain, runs_model, tinypy, witness
-from minikv.course.judge.programs import LINES_ABOVE, scramble
+from minikv.course.judge.programs import scramble
 from minikv.course.judge.scenarios import Group, Log, Words, scenario
 from minikv.course.pictures.style import letter
 from minikv.testing import SchedulerBench
@@ -327,7 +327,8 @@ KINDS: tuple[dict[str, Any], ...] = (
     dict(cached=True, max_num_seqs=8),
 )
 TIGHT = [random_load(seed, spare=3, **KINDS[seed % 4]) for seed in range(80)]
-LOADS = Group("80 random loads, short of blocks", TIGHT, LINES_ABOVE)
+WHO = "who gave way in the step that differs or before it, and what did it keep?"
+LOADS = Group("80 random loads, short of blocks", TIGHT, WHO)
 
 
 # ── 06.1 A chunk of a prompt ──────────────────────────────────────────────────
@@ -508,7 +509,7 @@ scenario("06.3", desk,
           "at which place does a sequence join `running`?"),
     Group("any load, any budget, any number of seats",
           [random_load(seed, policy="in order of arrival") for seed in range(100, 140)],
-          LOADS.look),
+          WHO),
     LOADS,
 )  # fmt: skip
 

@@ -48,7 +48,6 @@ from minikv.course.judge.checking import (
     witness,
 )
 from minikv.course.judge.programs import (
-    LINES_ABOVE,
     advice,
     at_most,
     decoded,
@@ -427,7 +426,8 @@ scenario("09.3", limits,
           [((10,), Shape(1, 2, 1, 8), FLOAT32, Cpu(1e3, 1e9, rate), 1)
           for rate in (999.0, 1000.0, 1001.0, 3000.0)],
           "do reading and computing happen at the same time?"),
-    Group("any machine", [random_limit(seed) for seed in range(120)], LINES_ABOVE),
+    Group("any machine", [random_limit(seed) for seed in range(120)],
+          "which takes longer here, reading or arithmetic: do you return that one?"),
 )  # fmt: skip
 
 
@@ -739,7 +739,8 @@ scenario("09.7", same_bits,
           (50, [0, 49, 50], 0)], "where does a part begin, for a query of the second chunk?"),
     Group("with a warm cache", [(20, [19, 20], 0), (40, [20, 40], 0), (40, [37, 40], 0),
           (66, [65, 66], 0)], "where does a part begin, if most of the context was cached?"),
-    Group("any steps", [random_steps(seed) for seed in range(40)], LINES_ABOVE),
+    Group("any steps", [random_steps(seed) for seed in range(40)],
+          "which query differs: of a later chunk, behind a warm cache, or beside others?"),
     Group("where values cancel", [(num_tokens, [0, 17, num_tokens], 2, "cancels")
           for num_tokens in (20, 40, 60)], "are the sums the same, or only equal after rounding?"),
 )  # fmt: skip

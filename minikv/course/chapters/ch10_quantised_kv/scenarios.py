@@ -11,7 +11,7 @@ from minikv.course.chapters.ch10_quantised_kv.given import (
     sample_together,
 )
 from minikv.course.judge.checking import Wrong, check, runs_model, tinypy, witness
-from minikv.course.judge.programs import LINES_ABOVE, OperationMode
+from minikv.course.judge.programs import OperationMode
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.quant.formats import Int4ByChannel, quantise_int8
 
@@ -111,7 +111,8 @@ scenario("10.1", rulers,
           ("[[0.0, 0.0], [3.0, -1.2]]", torch.tensor([[0.0, 0], [3, -1.2]]))],
           "what is divided by if the scale is 0, and which scale is returned?"),
     Group("any size of numbers", [many(10 + seed, 4, 1 + seed, spread=10.0 ** (seed % 7 - 3))
-          for seed in range(20)], LINES_ABOVE),
+          for seed in range(20)],
+          "which rows differ: those with the largest numbers, or the smallest?"),
     Group("other types and layouts", [(f"{words}, {how}", change(x))
           for words, x in (many(30, 5, 8), many(31, 2, 3, 16), many(32, 4, 300, spread=30))
           for how, change in CHANGES.items()],
@@ -138,7 +139,7 @@ scenario("10.1", bounds,
     "10.1",
     "the bound holds: |x - x^| is at most scale / 2",
     cause="some number is further from its mark than half the distance between two marks",
-    look="the lines above: which of them fails?",
+    look="where are scale, code and number of this element, and who rounds which way?",
 )
 def _(mine):
     for seed in range(30):
@@ -475,7 +476,7 @@ PROMPT = "class Queue:\n    def push(self, item):\n        self."
 @check(
     "10.5",
     "tinypy: three samples write what each would write alone",
-    look="the lines above: which of them fails?",
+    look="which block do two samples share, and who writes to it first?",
 )
 def _(mine):
     lm = tinypy()

@@ -21,7 +21,7 @@ from minikv.course.judge.checking import (
     tinypy,
     witness,
 )
-from minikv.course.judge.programs import LINES_ABOVE, under
+from minikv.course.judge.programs import under
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.ring import (
     ALL,
@@ -130,11 +130,13 @@ scenario("11.1", slots,
     Group("what can never fit is refused", [("....", 0, 5), ("....", 0, 0), ("....", 0, -1),
           ("AAAA", 0, 5)],
           "a number that no ring of this size can hold: would it help to wait for free cells?"),
-    Group("120 random rings", random_layouts(120), LINES_ABOVE),
+    Group("120 random rings", random_layouts(120),
+          "which starts were tried before the one that is right, and why was that passed over?"),
 )  # fmt: skip
 scenario("11.1", traffic,
     Group("40 random traces of batches that come and go",
-          [random_traffic(seed) for seed in range(40)], LINES_ABOVE),
+          [random_traffic(seed) for seed in range(40)],
+          "where does `head` stand when the batch that differs comes?"),
 )  # fmt: skip
 
 
@@ -362,7 +364,8 @@ scenario("11.3", shifts,
           [*in_8("A+2 A!1,1", "A+8 A!7", "A+8 A!8", "A+8 A!9", "A+8 A!-1", "A+8 A!2,7"),
           *in_8("A+8 A!2,0", "A+4 B!0", "A+6 A/4,2")],
           "half of what is left would be nothing: n_keep is too large"),
-    Group("60 random traces", [random_shifts(seed) for seed in range(60)], LINES_ABOVE),
+    Group("60 random traces", [random_shifts(seed) for seed in range(60)],
+          "at the step that differs: was the cell moved before, or is it shared?"),
     Group("a ring of 3,000 cells", [(3000, "A+2900 A!4 A+9 A/100,1200")],
           "how deep may a function call itself, and how many cells may there be?"),
 )  # fmt: skip
@@ -463,7 +466,8 @@ scenario("11.4", rolls,
     Group("buffers of two sizes", [((4, None), (4, 4)), ((None, 3), (2, 3, 1)),
           ((2, 4), (2, 2, 2, 1)), ((3, 5), (3,) * 4)],
           "each layer has its own buffer and its own window"),
-    Group("24 random chunkings", [random_chunks(seed) for seed in range(24)], LINES_ABOVE),
+    Group("24 random chunkings", [random_chunks(seed) for seed in range(24)],
+          "which tokens does the buffer hold before the chunk that differs?"),
 )  # fmt: skip
 scenario("11.4", attended,
     Group("the numbers of attention, too", [((4,), (4, 3, 1), 1, torch.float32),
@@ -515,7 +519,8 @@ scenario("11.5", moves,
           "both sources and targets are neighbours: the same move, one cell longer"),
     Group("holes or data in pieces", ("a.b.cd", ".a.b.c", "...a.bc", "..a..b", ".a..bc", "a..b.c.d",
           "a.b..c.d..e"), "a move ends where its sources or its targets have a gap"),
-    Group("80 random rings", tuple(map(random_cells, range(80))), "the lines above"),
+    Group("80 random rings", tuple(map(random_cells, range(80))),
+          "the first move that differs: where is the first hole, and which cells are behind it?"),
     Group("rings of thousands of cells", ("." * 2500 + "a" * 2500, ".a" * 2500, "a" * 5000,
           "a." * 2000 + "ab"),
           "how deep may a function call itself, and how many cells may there be?"),
@@ -589,7 +594,8 @@ scenario("11.6", debts,
           ("A+7 A%0,,2", "A+7 A%3,,2", "A+7 *%3,,2", "A+7 A%3,,1 step", "A+7 A%0,,0", "A+4 C%0,,2",
           "A+1 A%0,,-2", "B+2 A+6 A>C3 A%0,,2 step"),
           "the first line of `seq_div`: which divisors are refused?"),
-    Group("50 random traces", [random_debts(seed) for seed in range(50)], "the lines above"),
+    Group("50 random traces", [random_debts(seed) for seed in range(50)],
+          "at the step that differs: what was still owed from an earlier call?"),
 )  # fmt: skip
 
 

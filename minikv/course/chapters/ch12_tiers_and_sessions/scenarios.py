@@ -19,7 +19,7 @@ from minikv.course.chapters.ch12_tiers_and_sessions.given import (
     prefixes,
 )
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
-from minikv.course.judge.programs import LINES_ABOVE, blocks_of, go_on, scramble, under
+from minikv.course.judge.programs import blocks_of, go_on, scramble, under
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.tiers.costs import Link, Prefill
 from minikv.tiers.identity import SessionError, checksum_of, shapes_of
@@ -235,7 +235,8 @@ scenario("12.2", tier_in_use,
     Group("no block is lost", [*under(2)("!A +A +X +Y ?X ?Y", "!A +A +A +A +X ?X"),
           *in_3("!AB +ABC +ABC /AB +ABC ?ABC")],
           "which block was taken for what could not be written?"),
-    Group("60 random hosts", [random_tier(seed) for seed in range(60)], "the lines above"),
+    Group("60 random hosts", [random_tier(seed) for seed in range(60)],
+          "before the step that differs: which block was evicted, and what was still in use?"),
 )  # fmt: skip
 
 
@@ -325,7 +326,7 @@ scenario("12.3", plan,
     Group("all short hits, and 60 random ones",
           [*under((1.3, 1.1), (2.9, 2.3), 4.1)(*ALL_TIERS),
           *under((1.3, 4.7), (0.9, 0.3), 4.1)(*ALL_TIERS), *map(random_plan, range(60))],
-          LINES_ABOVE),
+          "add up both times by hand for this hit: which part is counted twice, or not at all?"),
 )  # fmt: skip
 
 

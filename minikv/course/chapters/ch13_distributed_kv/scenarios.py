@@ -411,7 +411,8 @@ scenario("13.2", routed,
           "+AB9 -0 x0 o0 +ABC13 +D5 +E5"), (3, 4, 1.2, "+A5 x1 +B5 +C5 -1 -2 o1 +D5"),
           *two("x0 x1 +A5")],
           "which workers may get a prompt, and which of them does the mean count?"),
-    Group("60 random traces", [random_route(seed) for seed in range(60)], "the lines above"),
+    Group("60 random traces", [random_route(seed) for seed in range(60)],
+          "before the choice that differs: what has each worker to do, and what does it hold?"),
 )  # fmt: skip
 
 
@@ -521,7 +522,8 @@ scenario("13.3", handed_over,
           *in_4("+A2p wA !p +B2p wB wB sB ?B -B", "+A2p !p +B2p wB !p ?B", "+A1q wA !p sA ?A"),
           *in_4("+A1r wA !p !q sA ?A", "+A1p +B1q !q wA sA ?A ?B")],
           "for which transfers will `stopped` never be called?"),
-    Group("60 random traces", [random_hand_over(seed) for seed in range(60)], "the lines above"),
+    Group("60 random traces", [random_hand_over(seed) for seed in range(60)],
+          "the transfer that differs: who may still write to its blocks, and who has been told?"),
 )  # fmt: skip
 
 
@@ -636,7 +638,8 @@ scenario("13.4", broken,
     Group("reports that are late", [*quick("? ? - -", "? ? - 0.25 - 0.25 ? 0.25 ?", "? ? - +"),
           *quick("? ? - 0.5 ? - 0.5 - 0.75 ? 0.25 ?")],
           "calls that began while it was closed, and report afterwards"),
-    Group("60 random traces", [random_breaker(seed) for seed in range(60)], "the lines above"),
+    Group("60 random traces", [random_breaker(seed) for seed in range(60)],
+          "before the answer that differs: in which of its three states is it, and since when?"),
 )  # fmt: skip
 scenario("13.4", both_at_once,
     Group("two threads at once", [(0.5, "allows", "allows"), (3.0, "allows", "allows"),

@@ -12,7 +12,7 @@ import minikv
 from minikv import BlockPool, RadixCache
 from minikv.course.chapters.ch14_speculative_decoding.trees import tree_logits
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle, witness
-from minikv.course.judge.programs import LINES_ABOVE, scramble, under
+from minikv.course.judge.programs import scramble, under
 from minikv.course.judge.scenarios import Group, Log, numbers, scenario
 from minikv.course.pictures.snapshot import counted
 from minikv.speculative import Drafter, Proposal
@@ -48,7 +48,8 @@ scenario("14.1", verification,
           "which token is written in place of the wrong draft?"),
     Group("all drafts are right", [("a", "ab"), ("ab", "abc"), ("abcd", "abcde"), ("aaa", "aaaa")],
           "how many tokens does a step give if all k drafts are right?"),
-    Group("any drafts", [random_drafts(seed) for seed in range(40)], LINES_ABOVE),
+    Group("any drafts", [random_drafts(seed) for seed in range(40)],
+          "which is the first draft that is not the target's token?"),
 )  # fmt: skip
 
 # ── 14.2 A table that shrinks ─────────────────────────────────────────────────
@@ -113,7 +114,8 @@ scenario("14.2", shrinking,
     Group("more than there is: refused, and nothing is changed",
           [(4, "+5 -6"), (4, "-1"), (3, "+7 -8 -7"), (1, "+3 -4 +1")],
           "what is checked before anything is released?"),
-    Group("random steps, several sizes", [random_sizes(i) for i in range(40)], LINES_ABOVE),
+    Group("random steps, several sizes", [random_sizes(i) for i in range(40)],
+          "at the step that differs: how many blocks hold `num_tokens`, and who else has them?"),
 )  # fmt: skip
 
 # ── 14.3 What came after, the last time ───────────────────────────────────────
@@ -148,7 +150,8 @@ scenario("14.3", proposals,
     Group("the copy reaches the end of the text",
           [("xaba", 1, 5), ("abcabc", 3, 7), ("aaa", 2, 4), ("qabab", 2, 6)],
           "what comes after the last token of the text?"),
-    Group("any text", [random_text(seed) for seed in range(60)], LINES_ABOVE),
+    Group("any text", [random_text(seed) for seed in range(60)],
+          "where in the text does the longest match end, and what follows it there?"),
 )  # fmt: skip
 
 # ── 14.4 What may be published ────────────────────────────────────────────────
@@ -356,7 +359,8 @@ scenario("14.7", choices,
           (line(1, 0.1, 16), 0.9), ([1, 2, 2.05, 2.1, 2.15], 0.9), ([1, 1.6, 1.7, 3, 3.1], 0.8)],
           "tokens per second of each number, not only up to the first that is worse"),
     Group("any table", [(line(1 + seed % 3, 0.053 * (1 + seed % 7), 2 + seed % 9),
-          round(0.11 + 0.021 * seed, 3)) for seed in range(40)], LINES_ABOVE),
+          round(0.11 + 0.021 * seed, 3)) for seed in range(40)],
+          "work out tokens per second for your number and for the expected one: which is larger?"),
 )  # fmt: skip
 
 
@@ -392,7 +396,8 @@ scenario("14.8", trees,
           "at which position do they stand, and does one see the other?"),
     Group("branches that go on", [("-1 0 0 1 2", 1), ("-1 0 1 0 3", 0), ("-1 0 0 1 1 2 2", 2)],
           "follow the parents up to row 0"),
-    Group("any tree", [random_tree(seed) for seed in range(40)], LINES_ABOVE),
+    Group("any tree", [random_tree(seed) for seed in range(40)],
+          "the first row that differs: which parents has it, up to row 0?"),
 )  # fmt: skip
 
 

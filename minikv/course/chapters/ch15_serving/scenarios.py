@@ -11,7 +11,7 @@ from weakref import WeakSet
 import minikv
 from minikv.course.chapters.ch15_serving.given import Lookup
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle, tinypy
-from minikv.course.judge.programs import LINES_ABOVE, at_most
+from minikv.course.judge.programs import at_most
 from minikv.course.judge.scenarios import Group, Log, numbers, scenario
 from minikv.course.pictures.snapshot import counted
 from minikv.serving import EngineLoop
@@ -264,7 +264,8 @@ scenario("15.2", streams,
           (b"caf\xe2", [b"\x86", b"\x92", b"x"], ()), (b"\xc3", [b"\xa9END", b""], ("END",)),
           (b"ab\xe2\x86", [b"\x92ab", b"c"], ("c",)), (b"ab\xc3", [b"c", b"d"], ())],
           "of decode(prompt), what is certain before the answer has begun?"),
-    Group("any text, in any pieces", [random_stream(seed) for seed in range(60)], LINES_ABOVE),
+    Group("any text, in any pieces", [random_stream(seed) for seed in range(60)],
+          "the first piece that differs: can a later token still change its last letters?"),
 )  # fmt: skip
 
 
@@ -395,7 +396,8 @@ scenario("15.4", queue,
     Group("when nothing waits, all come in",
           [(1.0, WARM + "b+900"), (1.0, WARM + "b+900 c+10 @12 b: c+10"),
           (1.0, WARM + "b+50 b- c+900")], "a prompt that alone takes longer than the target"),
-    Group("any queue", [random_queue(seed) for seed in range(40)], LINES_ABOVE),
+    Group("any queue", [random_queue(seed) for seed in range(40)],
+          "work out the wait of the first request that differs: who is before it, at which rate?"),
 )  # fmt: skip
 
 # ── 15.5 What the metrics say ─────────────────────────────────────────────────
@@ -442,7 +444,8 @@ scenario("15.5", partial(calls, "quantile"),
           [((1.0, 2.0, INF), NONE, (1, 1, 4), 0.9), ((1.0, 2.0, INF), (3, 3, 3), (3, 3, 3), 0.5),
           ((1.0, INF), (0, 0), (0, 5), 0.5)],
           "what is known of an observation in the last bucket?"),
-    Group("any histogram", [random_histogram(seed) for seed in range(30)], LINES_ABOVE),
+    Group("any histogram", [random_histogram(seed) for seed in range(30)],
+          "in which bucket does the share lie, and how far inside?"),
 )  # fmt: skip
 scenario("15.5", rates,
     Group("hits and misses", [[(10, 4, True, 0)], [(10, 4, True, 0), (30, 6, True, 0)],
