@@ -20,14 +20,14 @@ from functools import cached_property
 from operator import index as as_int
 from typing import Any
 
-from minikv.course.pictures.block_viewer import check_letter, check_surface
+from minikv.course.pictures.recording import check_letter, check_surface
 from minikv.course.pictures.snapshot import counted
 from minikv.course.pictures.timeline import visible
 from minikv.course.pictures.tree_drawing import (
     Cell,
+    DrawnTree,
     Place,
     Run,
-    Scene,
     TreeRecording,
     ordinal,
     shown,
@@ -301,11 +301,11 @@ class TreeHistory(TreeRecording):
         step = self.steps[i]
         return {"blocks in the tree": len(step.blocks), "evictable": step.num_evictable}
 
-    def scenes(self, chosen: Sequence[int]) -> list[Scene]:
+    def trees(self, chosen: Sequence[int]) -> list[DrawnTree]:
         steps = self.steps
         salts = {node.salt for i in chosen for node in steps[i].nodes}
         return [
-            _scene(steps[i], None if before is None else steps[before], salts != {None})
+            _tree(steps[i], None if before is None else steps[before], salts != {None})
             for before, i in self.pairs(chosen)
         ]
 
@@ -349,7 +349,7 @@ def _contradictions(
     return found
 
 
-def _scene(step: TreeSnapshot, before: TreeSnapshot | None, with_salts: bool) -> Scene:
+def _tree(step: TreeSnapshot, before: TreeSnapshot | None, with_salts: bool) -> DrawnTree:
     changes = TreeChanges.between(before, step) if before else None
     runs = []
     for node in step.nodes:
@@ -376,8 +376,8 @@ def _scene(step: TreeSnapshot, before: TreeSnapshot | None, with_salts: bool) ->
         ]
         if ghosts:
             runs.append(Run(tuple(ghosts), outlined=True, change="evicted"))
-    salts = {cell.place[0] for run in runs for cell in run.cells}
-    return Scene(
+    salts = dict.fromkeys(cell.place[0] for run in runs for cell in run.cells)
+    return DrawnTree(
         head=(
             f"pool: {step.num_free} of {counted(step.num_blocks, 'block')} free · "
             f"tree: {counted(len(step.blocks), 'block')}, {step.num_evictable} evictable"

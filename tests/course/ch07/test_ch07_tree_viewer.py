@@ -225,18 +225,18 @@ def test_every_block_has_a_place_of_its_own_and_keeps_it(moves):
     *_, tree = [None, *play(moves)]
     if tree is None:
         return
-    scenes = tree.history.scenes(range(len(tree.history.steps)))
-    drawn = [[cell.place for run in scene.runs for cell in run.cells] for scene in scenes]
+    trees = tree.history.trees(range(len(tree.history.steps)))
+    drawn = [[cell.place for run in one.runs for cell in run.cells] for one in trees]
     rows, num_rows = tree_drawing.rows_of(drawn)
     for places in drawn:
         assert len({(rows[place], len(place)) for place in places}) == len(places)
     assert all(row < max(1, num_rows) for row in rows.values())
-    for scene in scenes:  # a node is one row, and no other block is on it
-        for run in scene.runs:
+    for one in trees:  # a node is one row, and no other block is on it
+        for run in one.runs:
             row = {(rows[run.cells[-1].place], len(cell.place)) for cell in run.cells}
             others = [
                 (rows[other.cells[-1].place], len(cell.place))
-                for other in scene.runs
+                for other in one.runs
                 if other is not run
                 for cell in other.cells
             ]
@@ -592,9 +592,9 @@ def test_the_words_say_what_was_copied_opened_and_pruned(beams):
 
 
 def test_a_block_of_beams_stays_where_it_is(beams):
-    scenes = beams.scenes(range(len(beams.steps)))
-    layout = tree_drawing.Layout.alone(scenes)
-    spots = [tree_drawing.Panel(None, layout, 0, 0, scene, 0).spots for scene in scenes]
+    trees = beams.trees(range(len(beams.steps)))
+    layout = tree_drawing.Layout.alone(trees)
+    spots = [tree_drawing.Panel(None, layout, 0, 0, one, 0).spots for one in trees]
     for before, now in pairwise(spots):
         assert all(before[place] == now[place] for place in before.keys() & now.keys())
 
