@@ -103,6 +103,26 @@ def test_the_reference_passes(exercise, exercises):
     assert report.passed, report.text()
 
 
+def share_a_class():
+    """Exercises whose methods are in a class with those of others."""
+    for exercise in EXERCISES:
+        owners = {path.partition(".")[0]: set() for path in exercise.chapter.places if "." in path}
+        for path, id_ in exercise.chapter.places.items():
+            owners.get(path.partition(".")[0], set()).add(id_)
+        if any(exercise.id in ids and len(ids) > 1 for ids in owners.values()):
+            yield exercise
+
+
+@pytest.mark.parametrize("exercise", [case(exercise) for exercise in share_a_class()])
+def test_mistakes_in_the_others_of_its_class_are_not_its_own(exercise, monkeypatch):
+    import_checks(exercise.id)
+    monkeypatch.delitem(MODEL_RUNS, exercise.id, raising=False)
+    others = [mistakes_of(one)[0].sources for one in exercise.chapter.exercises]
+    sources = {path: text for one in others for path, text in one.items()}
+    report = examine(exercise, text_with(exercise, sources | reference_sources(exercise)))
+    assert report.passed, report.text()
+
+
 @pytest.mark.parametrize("exercise", EACH)
 def test_a_solution_written_otherwise_passes(exercise, examined):
     text = different(exercise)

@@ -80,14 +80,22 @@ def confine(scratch: str, apart: bool = False, unread: set[Path] | None = None) 
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT, FILE_LIMIT))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with open("/proc/self/statm") as statm:
-            used = int(statm.read().split()[5]) * resource.getpagesize()  # data and stack
-        resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY_LIMIT,) * 2)
+    limit_memory()
     if sys.platform == "linux":
         if apart:
             namespaces.private_files(scratch)
         signals = not apart and _landlock_version() < SCOPES_SINCE
         _fence(Path(scratch), signals, unread)
+
+
+def limit_memory() -> None:
+    """This process may take MEMORY_LIMIT from here on, where the system can count it."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        with open("/proc/self/statm") as statm:
+            used = int(statm.read().split()[5]) * resource.getpagesize()  # data and stack
+        resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY_LIMIT,) * 2)
 
 
 def _fence(scratch: Path, signals: bool, unread: set[Path] | None) -> None:
