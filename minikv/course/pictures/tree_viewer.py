@@ -8,7 +8,7 @@
     history.widget()                                      # a player
 
 A `TreeSnapshot` says in plain data what is drawn, so a test can ask it. It reads the public
-surface alone, of the engine's own classes or of anyone's: `nodes()`, `unlocked`, `pool`
+surface alone, of the engine's own classes or of a reader's: `nodes()`, `unlocked`, `pool`
 and `block_size` of the cache; `parent`, `children`, `keys`, `block_ids` and `lock_count`
 of a node; `salt` of a root; `num_blocks`, `num_free` and `ref_count(block_id)` of the pool.
 """
