@@ -41,7 +41,7 @@ from minikv.course import serve
 from minikv.course.bench import cluster as bench_cluster
 from minikv.course.bench import cluster_real
 from minikv.course.commands import main
-from minikv.course.serve import add_arguments, cluster, from_to, numbers_of
+from minikv.course.serve import add_arguments, from_to, numbers_of
 from minikv.serving import app
 from minikv.serving import server as server_module
 from minikv.serving.server import served
@@ -220,16 +220,13 @@ def test_numbers_of_workers_are_read():
 
 
 def test_workers_of_two_kinds_are_given_together(capsys):
-    for arguments_of, options, numbers in (
-        (add_arguments, [], (1, 1, 0)),
-        (add_arguments, ["--replicas", "1:4"], (1, 4, 0)),
-        (add_arguments, ["--prefill", "1", "--decode", "3"], (4, 4, 1)),
-        (cluster.add_arguments, [], (2, 2, 0)),
-        (cluster.add_arguments, ["--workers", "1:4"], (1, 4, 0)),
-        (cluster.add_arguments, ["--prefill", "1", "--decode", "3"], (4, 4, 1)),
+    for options, numbers in (
+        ([], (1, 1, 0)),
+        (["--replicas", "1:4"], (1, 4, 0)),
+        (["--prefill", "1", "--decode", "3"], (4, 4, 1)),
     ):
         parser = ArgumentParser()
-        arguments_of(parser)
+        add_arguments(parser)
         assert numbers_of(parser.parse_args(options)) == numbers
     for wrong, says in (
         (["--prefill", "1"], "--prefill and --decode"),
@@ -574,9 +571,7 @@ def test_health_says_whether_a_worker_can_answer(tinypy):
         assert state()[0] == 503 and at.ask(body=body).status_code == 500
 
 
-@pytest.mark.parametrize("words", [
-    ["serve", "--replicas", "2"], ["serve-cluster"], ["serve", "--prefill", "1", "--decode", "1"],
-])  # fmt: skip
+@pytest.mark.parametrize("words", [["--replicas", "2"], ["--prefill", "1", "--decode", "1"]])
 def test_the_commands_serve_workers(tinypy, monkeypatch, capsys, words):
     """On workers in this process."""
 
@@ -601,7 +596,7 @@ def test_the_commands_serve_workers(tinypy, monkeypatch, capsys, words):
     monkeypatch.setattr(serve, "ray_workers", here)
     monkeypatch.setattr(server_module, "served", asked)
     try:
-        assert main([*words, "--port", "0"]) == 0
+        assert main(["serve", *words, "--port", "0"]) == 0
     finally:
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
             signal.signal(number, handler)

@@ -250,7 +250,7 @@ def test_what_is_missing_is_named(monkeypatch, capsys):
         pass
     from minikv.course.commands import main
 
-    assert main(["serve-cluster"]) == 2
+    assert main(["serve", "--replicas", "2"]) == 2
     assert "minikv[distributed]" in capsys.readouterr().err
 
 
