@@ -44,7 +44,7 @@ WRITES = {1: (1 << 1) | sum(1 << bit for bit in range(4, 13)), 2: 1 << 13, 3: 1 
 WRITES_A_FILE = (1 << 1) | (1 << 14)
 READS_A_FILE, LISTS = 1 << 2, 1 << 3
 TCP_SINCE, TCP = 4, 0b11  # bind and connect
-# Where systems keep programs, and what programs ask the system about; no one's own files.
+# Where systems keep programs, and what programs ask the system about; no user's files.
 SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix", "/gnu", "/proc", "/sys",
     "/dev", "/etc/ld.so.cache", "/etc/passwd", "/etc/localtime",

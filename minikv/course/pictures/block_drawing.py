@@ -39,7 +39,7 @@ ROWS = (16, 24, 32)  # of a pool under each other: the best, and if that gets to
 
 
 def held_by(block: SeenBlock) -> str:
-    """A block's reference count and, if it is shared, who holds it: "3 ABC"."""
+    """A block's reference count and, if it is shared, the tables that name it: "3 ABC"."""
     names = list(dict.fromkeys(block.named_by))
     if len(names) < 2:
         return str(block.ref_count)

@@ -8,7 +8,7 @@
     history.widget()                                       # a player
 
 A `Snapshot` says in plain data what is drawn, so a test can ask it. It reads the public
-surface alone, of the engine's own classes or of anyone's: `num_blocks`, `num_free` and
+surface alone, of the engine's own classes or of a reader's: `num_blocks`, `num_free` and
 `ref_count(block_id)` of the pool; `block_ids`, `block_size` and `num_tokens` of a table.
 """
 

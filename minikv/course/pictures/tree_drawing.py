@@ -69,7 +69,7 @@ class Run:
     cells: tuple[Cell, ...]
     outlined: bool = False  # a node of the radix tree, in a frame of its own
     num_locks: int = 0
-    turn: int | None = None  # of eviction: 1 is next
+    rank: int | None = None  # of eviction: 1 is next
     change: str = ""  # one word
     cut: bool = False  # split off, in this step, from the blocks to its left
     ends: tuple[tuple[str, str], ...] = ()  # (letter, text) of the sequences that end here
@@ -221,7 +221,7 @@ class Layout:
             self.under = self.slot + 0.05
         elif any(cell.names for cell in cells):
             self.under = 0.165
-        with_marks = any(run.num_locks or run.turn or run.change for run in runs)
+        with_marks = any(run.num_locks or run.rank or run.change for run in runs)
         self.marks = 1.2 * self.line if with_marks else 0.0
         self.frame = self.label + self.body_height + self.under + 2 * self.pad
         self.heights = [self.frame] * num_rows
@@ -395,14 +395,14 @@ class Panel:
             start, high = at.root, at.middle(at.rows[before])
         else:
             return
-        turn, end, y = at.left(column) - at.gap / 2, at.ends(column)[0], at.middle(row)
-        self._line([(start, high), (turn, high), (turn, y), (end, y)], cell.state == "gone")
+        bend, end, y = at.left(column) - at.gap / 2, at.ends(column)[0], at.middle(row)
+        self._line([(start, high), (bend, high), (bend, y), (end, y)], cell.state == "gone")
         if cut:
             look = dict(weight="bold", zorder=3, bbox=dict(facecolor=style.PAPER, lw=0, pad=0.3))
-            self._text(turn, y, "✂", "center", at.font + 2.5, **look)
+            self._text(bend, y, "✂", "center", at.font + 2.5, **look)
 
     def _marks(self, run: Run, left: float, right: float, y: float) -> None:
-        """Above a node: its locks or its turn, and what became of it."""
+        """Above a node: its locks or its rank, and what became of it."""
         at = self.layout
         x = left
         if run.num_locks:
@@ -410,9 +410,9 @@ class Panel:
             x += 0.95 * at.font / 72 + 0.03
             self._text(x, y, str(run.num_locks), weight="bold")
             x += width_of(str(run.num_locks), at.font, 0.7) + 0.04
-        elif run.turn:
-            self._text(x, y, ordinal(run.turn))
-            x += width_of(ordinal(run.turn), at.font, 0.64) + 0.05
+        elif run.rank:
+            self._text(x, y, ordinal(run.rank))
+            x += width_of(ordinal(run.rank), at.font, 0.64) + 0.05
         if run.change:
             room_left = right + 0.8 * at.gap - x
             size = min(at.font, at.font * room_left / width_of(run.change, at.font, 0.62))
@@ -564,7 +564,7 @@ SAMPLES = {
     "slots": Entry(0.4, "", _slots_sample),
     "end": Entry(0.4, "", _end_sample),
     "lock": Entry(0.24 + BODY, "", _lock_sample),
-    "turn": Entry(0.17, "", lambda pen, x, y: pen.text(x, y, "1st", SMALL)),
+    "rank": Entry(0.17, "", lambda pen, x, y: pen.text(x, y, "1st", SMALL)),
     "new": Entry(0.26, "", _new_sample),
     "cut": Entry(0.14, "", lambda pen, x, y: pen.text(x, y, "✂", SMALL + 2, weight="bold")),
     "gone": Entry(BODY, "", partial(_frame_sample, **GHOST)),
@@ -575,7 +575,7 @@ SAMPLES = {
 def _legend(trees: Sequence[DrawnTree], meanings: Mapping[str, str]) -> Legend:
     """What is to be explained of `meanings`, in their order."""
     runs = [run for tree in trees for run in tree.runs]
-    marks = [dict(lock=run.num_locks, turn=run.turn, cut=run.cut, end=run.ends) for run in runs] + [
+    marks = [dict(lock=run.num_locks, rank=run.rank, cut=run.cut, end=run.ends) for run in runs] + [
         {cell.state: True, "count": True}
         | dict(name=cell.names, slots=cell.filled, new=cell.new, wrong=cell.wrong)
         for run in runs

@@ -110,7 +110,7 @@ def test_the_story():
     assert shapes[2] == [(a[:2], 1), (a, 0)]
     assert shapes[3] == [(a[:2], 1), (a, 0), ((*a[:2], (9, 9)), 0), (((7, 7),), 0)]
     assert {node.salt for node in steps[3].nodes} == {None, "a salt"}
-    assert [node.turn for node in steps[3].nodes] == [None, 1, 2, 3]
+    assert [node.rank for node in steps[3].nodes] == [None, 1, 2, 3]
     assert {block.id: (block.state, block.holders) for block in steps[2].blocks.values()} == {
         0: ("shared", ("B",)), 1: ("shared", ("B",)), 2: ("cached", ()), 3: ("cached", ()),
     }  # fmt: skip
@@ -210,14 +210,14 @@ def test_the_turns_are_those_of_eviction(moves):
     *_, tree = [None, *play(moves)]
     if tree is None:
         return
-    turns = sorted((node.turn, node) for node in tree.history.steps[-1].nodes if node.turn)
-    expected = [block_id for _, node in turns for block_id in reversed(node.block_ids)]
+    ranks = sorted((node.rank, node) for node in tree.history.steps[-1].nodes if node.rank)
+    expected = [block_id for _, node in ranks for block_id in reversed(node.block_ids)]
     evicted = []
     tree.pool.release = lambda block_id: evicted.append(block_id)
     while tree.cache.evict(1):
         pass
     assert evicted == expected
-    MET["trees"] += len(turns) > 2
+    MET["trees"] += len(ranks) > 2
 
 
 @given(MOVES)
@@ -322,7 +322,7 @@ def test_a_bug_is_said_and_drawn(how, holders, warning):
 def test_a_sound_tree_of_anyones_has_no_warnings():
     history = TreeHistory(broken_cache())
     assert history.snap("").warnings == ()
-    assert [node.turn for node in history.steps[0].nodes] == [2, 1]
+    assert [node.rank for node in history.steps[0].nodes] == [2, 1]
 
 
 # ── What is drawn ─────────────────────────────────────────────────────────────
@@ -336,8 +336,8 @@ def test_every_block_is_drawn_with_its_id_its_text_and_its_count():
             assert str(block.id) in drawn and refs(block.ref_count) in drawn
             assert ",".join(map(str, place[-1])) in drawn
         assert drawn.count("B") == sum(len(block.holders) for block in step.blocks.values())
-        turns = [tree_drawing.ordinal(node.turn) for node in step.nodes if node.turn]
-        assert [text for text in drawn if re.fullmatch(r"\d+[a-z]{2}", text)] == turns
+        ranks = [tree_drawing.ordinal(node.rank) for node in step.nodes if node.rank]
+        assert [text for text in drawn if re.fullmatch(r"\d+[a-z]{2}", text)] == ranks
         assert f"pool: {step.num_free} of 12 blocks free" in " ".join(drawn)
 
 
@@ -354,7 +354,7 @@ def test_the_queue_is_the_order_of_eviction():
     drawn = texts(figure)
     assert "evicted next →" in drawn
     assert first.queue == [
-        " ".join(map(str, node.block_ids)) for node in sorted(first.nodes, key=lambda n: n.turn)
+        " ".join(map(str, node.block_ids)) for node in sorted(first.nodes, key=lambda n: n.rank)
     ]
     assert [text for text in drawn if text in first.queue] == first.queue
 

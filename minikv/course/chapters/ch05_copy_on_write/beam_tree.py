@@ -4,7 +4,7 @@
     history.picture()                                     # all steps
     history.widget()                                      # a player
 
-or, from beams of one's own,
+or, from your own beams,
 
     history = BeamHistory(engine.pool, lm.decode)
     history.snap(beams, "4 beams, forked")                # copies what is there now

@@ -8,7 +8,7 @@
     history.widget()                                  # a player
 
 A `RingSnapshot` says in plain data what is drawn, so a test can ask it. It reads `positions`,
-`sequences`, `shifts` and `head` of the cells, the engine's own or anyone's.
+`sequences`, `shifts` and `head` of the cells, the engine's own or a reader's.
 """
 
 from collections.abc import Mapping, Sequence
