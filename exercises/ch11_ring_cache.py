@@ -56,7 +56,7 @@ class Cells(cells.Cells):
 
     # ── 11.6 Right positions, wrong keys: broken, fix it ──────────────────────────
     def _move(self, seq: int, p0: int, p1: int | None, moved: Callable[[int], int]) -> int:
-        """The cells of a range to where `moved` says. Raises ValueError and returns as `seq_add`."""
+        """Cells of a range to where `moved` says. Raises ValueError and returns as `seq_add`."""
         cells = self.cells_of(seq, p0, p1)
         targets = {cell: moved(self.positions[cell]) for cell in cells}
         self._require_can_move(seq, targets)
