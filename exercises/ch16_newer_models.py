@@ -1,4 +1,4 @@
-"""Caches of newer models: windows, hits for several groups of layers, latents.
+"""Caches of newer models: windows, hits for several groups of layers, latents, chosen blocks.
 
 Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("16.1") in the notebook, or in a terminal: python -m minikv check 16.1
@@ -10,6 +10,7 @@ import torch
 
 from minikv.attention import causal_mask
 from minikv.blocks import blocks_for
+from minikv.course.chapters.ch16_newer_models.choosing import SIZE
 from minikv.course.chapters.ch16_newer_models.latent import EPS, THETA, LatentWeights
 
 
@@ -114,3 +115,27 @@ def turn(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """RMSNorm over the last dimension."""
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * weight
+
+
+# ── 16.4 One choice for all heads: broken, fix it ─────────────────────────────────
+def by_bounds(q: torch.Tensor, k: torch.Tensor, most: int) -> list[list[int]]:
+    """For each KV head, the blocks that may hold the largest scores.
+
+    q: (K, G, D), the newest token's G query heads of each KV head. k: (L, K, D), the keys of the
+    text, the newest one last. Returns K lists with the places of `most` blocks in ascending order,
+    or of all blocks if there are fewer. Blocks have SIZE tokens; the newest token's own block is
+    not chosen, because it is read anyway.
+
+    Of a block only the least and the largest number of each channel are looked at. No key in it has
+    a larger product with a query than the bound: the sum over the channels of the larger of q times
+    the least and q times the largest number. A KV head's query heads read the same blocks, so the
+    highest of their bounds counts.
+    """
+    count = (len(k) - 1) // SIZE
+    blocks = (
+        k[: count * SIZE].view(count, SIZE, *k.shape[1:]).permute(2, 0, 1, 3)
+    )  # (K, B, SIZE, D)
+    low, high = blocks.amin(2)[:, None], blocks.amax(2)[:, None]  # (K, 1, B, D)
+    bounds = torch.maximum(q[:, :, None] * low, q[:, :, None] * high).sum(-1)  # (K, G, B)
+    best = bounds.amax((0, 1)).expand(len(q), -1)  # (K, B)
+    return [sorted(one.topk(min(most, count)).indices.tolist()) for one in best]

@@ -465,18 +465,18 @@ def warning_entry(meaning: str) -> Entry:
     return Entry(0.28, meaning, lambda pen, x, y: pen.count(x + 0.03, y, "0", SMALL, wrong=True))
 
 
-def _legend(steps: Sequence[Snapshot]) -> Legend:
+def _legend(steps: Sequence[Snapshot], since: str = "in this step") -> Legend:
     """What is drawn of these steps and is to be explained, always in this order."""
     states = {block.state for step in steps for block in step.blocks}
     filled = [step.filled_slots for step in steps]
     entries = {
         "used": slot_entry("slot of A", "A"),
-        "new": slot_entry("new in this step", "A", new=True),
+        "new": slot_entry(f"new {since}", "A", new=True),
         "empty": slot_entry("empty slot", ""),
         "count": Entry(0.64, "block 7, 1 reference", _count_sample),
         "shared": body_entry("shared by A and B", "shared", "AB"),
         "free": body_entry("free block", "free"),
-        "freed": body_entry("freed in this step", "freed"),
+        "freed": body_entry(f"freed {since}", "freed"),
         "cached": body_entry("cached, unused", "cached"),
         "held": body_entry("in use, by no table here", "held"),
         "wrong": warning_entry("count and tables disagree"),
@@ -519,7 +519,9 @@ def film(steps: Sequence[Snapshot], chosen: Sequence[int]) -> Figure:
     def panel(pen: Pen, place: int, x: float, y: float) -> None:
         Panel(pen, layout, x, y, shown, place).draw()
 
-    return strip(steps, chosen, across, [layout.height] * len(chosen), panel, _legend(shown))
+    skips = any(after - before > 1 for before, after in pairwise(chosen))
+    legend = _legend(shown, "since the panel before" if skips else "in this step")
+    return strip(steps, chosen, across, [layout.height] * len(chosen), panel, legend)
 
 
 def evenly(panels: int, most: int) -> int:

@@ -14,14 +14,15 @@ from minikv.course.chapters.ch16_newer_models.pictures import choice_picture, me
 
 def test_a_key_that_a_query_asks_for_is_among_the_chosen():
     """In either direction of a channel: the bound takes the larger of two products."""
-    k = torch.randn(6 * SIZE + 3, 8, generator=torch.Generator().manual_seed(0)) / 10
-    k[2 * SIZE + 5, 1], k[4 * SIZE, 3] = 9.0, -9.0
-    up, down = torch.zeros(2, 8)
-    up[1], down[3] = 1.0, -1.0
-    assert by_bounds(up[None], k, 1) == [2] and by_bounds(down[None], k, 1) == [4]
-    assert by_bounds(torch.stack([up, down]), k, 2) == [2, 4]
-    assert len(by_bounds(up[None], k, 99)) == 6
-    assert the_latest(up[None], k, 2) == [4, 5] and the_latest(up[None], k, 99) == [*range(6)]
+    k = torch.randn(6 * SIZE + 3, 1, 8, generator=torch.Generator().manual_seed(0)) / 10
+    k[2 * SIZE + 5, 0, 1], k[4 * SIZE, 0, 3] = 9.0, -9.0
+    up, down = torch.zeros(2, 1, 1, 8)
+    up[..., 1], down[..., 3] = 1.0, -1.0
+    assert by_bounds(up, k, 1) == [[2]] and by_bounds(down, k, 1) == [[4]]
+    assert by_bounds(torch.cat([up, down], 1), k, 2) == [[2, 4]]
+    assert by_bounds(torch.cat([up, down]), k.expand(-1, 2, -1), 1) == [[2], [4]]
+    assert len(by_bounds(up, k, 99)[0]) == 6
+    assert the_latest(up, k, 2) == [[4, 5]] and the_latest(up, k, 99) == [[*range(6)]]
 
 
 @pytest.mark.parametrize("length", [6 * SIZE, 5 * SIZE + 1])

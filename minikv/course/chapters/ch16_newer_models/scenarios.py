@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 import minikv
+from minikv.course.chapters.ch16_newer_models.choosing import SIZE
 from minikv.course.chapters.ch16_newer_models.given import with_windows
 from minikv.course.chapters.ch16_newer_models.latent import normed, queries, random_weights, turn
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
@@ -288,4 +289,85 @@ scenario(
         [(2, 8, 4, 8, 16, 0, 4), (4, 16, 4, 16, 32, 0, 2), (4, 8, 2, 8, 8, 0, 4)],
         look="is `up_key` or `up_value` multiplied with every token, or once with q and the sum?",
     ),
+)
+
+
+# ── 16.4 One choice for all heads ─────────────────────────────────────────────
+
+# A program is (tokens, blocks to choose, wishes). A wish is (KV head, query head of its group,
+# place of a block, score): in a channel of its own the query head has 1, or -1 for a score below 0,
+# and one key of that block has the score. Everything else is 0.
+
+
+def choosing(mine, program, log: Log) -> None:
+    tokens, most, wishes = program
+    kv_heads, group = (1 + max(wish[place] for wish in wishes) for place in (0, 1))
+    q, k = torch.zeros(kv_heads, group, len(wishes)), torch.zeros(tokens, kv_heads, len(wishes))
+    for channel, (head, own, place, size) in enumerate(wishes):
+        sign = 1.0 if size > 0 else -1.0
+        q[head, own, channel] = sign
+        k[place * SIZE + channel % SIZE, head, channel] = float(size)
+    log(f"{tokens} tokens in blocks of {SIZE}, {counted(kv_heads, 'KV head')}")
+    for head, own, place, size in wishes:
+        log(f"query head {own} of KV head {head} scores {abs(size)} in block {place}")
+    log.call(f"by_bounds(q, k, {most})", mine.by_bounds, q, k, most)
+
+
+def far_below(mine, program, log: Log) -> None:
+    """A query whose product with one block is far below zero, and with another a little above."""
+    tokens, most, low, high = program
+    q, k = torch.ones(1, 1, 2), torch.full((tokens, 1, 2), 0.1)
+    k[low * SIZE : (low + 1) * SIZE, 0, 0] = -9.0
+    k[high * SIZE, 0, 1] = 1.0
+    log(f"{tokens} tokens, 1 head; its scores are far below 0 in block {low}, highest in {high}")
+    log.call(f"by_bounds(q, k, {most})", mine.by_bounds, q, k, most)
+
+
+def random_choice(seed: int) -> tuple:
+    draw = random.Random(seed)
+    kv_heads, group, blocks = draw.randint(1, 4), draw.randint(1, 3), draw.randint(2, 7)
+    sizes = draw.sample(range(1, 60), 12)
+    wishes = [(h, own, draw.randrange(blocks), draw.choice((-1, 1)) * sizes[h * group + own])
+              for h in range(kv_heads) for own in range(group)]  # fmt: skip
+    return blocks * SIZE + draw.randint(1, SIZE), 1, wishes
+
+
+scenario(
+    "16.4",
+    choosing,
+    Group(
+        "one head",
+        [(50, 1, [(0, 0, 1, 5)]), (50, 1, [(0, 0, 2, -5)]), (50, 2, [(0, 0, 2, 7), (0, 0, 0, -5)]),
+         (66, 2, [(0, 0, 3, 9), (0, 0, 1, 4)])],
+        look="the larger of two products in each channel: is the sign looked at?",
+    ),
+    Group(
+        "the heads of a group",
+        [(50, 1, [(0, 0, 1, 5), (0, 1, 2, 7)]), (50, 1, [(0, 0, 1, 7), (0, 1, 2, 5)]),
+         (66, 1, [(0, 0, 1, 5), (0, 1, 1, 5), (0, 2, 3, 8)]),
+         (66, 2, [(0, 0, 3, 7), (0, 1, 0, 5)])],
+        look="the highest bound of the group counts",
+    ),
+    Group(
+        "several KV heads",
+        [(50, 1, [(0, 0, 0, 5), (1, 0, 2, 7)]), (50, 1, [(0, 0, 2, 7), (1, 0, 0, 5)]),
+         (66, 1, [(0, 0, 1, 5), (1, 0, 3, -9), (2, 0, 0, 2)])],
+        look="who reads a KV head's keys?",
+    ),
+    Group(
+        "the newest token's own block, and short texts",
+        [(48, 9, [(0, 0, 2, 5), (1, 0, 0, 2)]), (32, 1, [(0, 0, 1, 5), (0, 0, 0, 2)]),
+         (33, 9, [(0, 0, 1, 5)]), (16, 2, [(0, 0, 0, 5)]), (17, 2, [(0, 0, 0, 5)])],
+        look="how many whole blocks are before the newest token's own?",
+    ),
+)  # fmt: skip
+scenario(
+    "16.4",
+    far_below,
+    Group("scores below zero", [(66, 1, 1, 2), (50, 1, 0, 1)], look="is a score of -9 a high one?"),
+)
+scenario(
+    "16.4",
+    choosing,
+    Group("any heads", [random_choice(seed) for seed in range(40)], look=LINES_ABOVE),
 )
