@@ -78,7 +78,7 @@ def play(lm, seed: int, **settings) -> None:
     engine.check()
 
 
-@pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)
+@pytest.mark.parametrize("windows", thorough_after(1, WINDOWS.values()), ids=WINDOWS)
 @pytest.mark.parametrize("kv_groups", thorough_after(1, ["auto", "one"]))
 def test_the_same_bits_in_any_company(llama, monkeypatch, windows, kv_groups):
     """Over batches, borders of chunks, block sizes, a cold and a warm cache, drafts, and steps that

@@ -26,10 +26,10 @@ from minikv.course.judge.checking import (
 )
 from minikv.course.judge.programs import LINES_ABOVE, at_most, under
 from minikv.course.judge.scenarios import Group, Log, scenario
+from minikv.course.judge.stand_ins import LoggingPool
 from minikv.course.reader.mine import Parts
 from minikv.engine import Loop
 from minikv.radix import Node
-from minikv.testing import LoggingPool
 
 SIZES = (4, 1, 3, 16)
 SALTS = {"": None, "x": "x", "y": "y", "empty": "", "zero": 0, "None": "None", "X": "X",
