@@ -219,7 +219,7 @@ def test_mixed_load_is_measured_or_says_why_not(tinypy, monkeypatch):
         assert times.first and min(times.first) > 0
     assert [line.split("  ")[0] for line in mixed_load.rows(found)[1:]] == list(found)
     workers[0].paused.clear()
-    threading.Timer(1, workers[0].paused.set).start()  # closing waits for its turn
+    threading.Timer(1, workers[0].paused.set).start()  # closing waits for its call
     with pytest.raises(RuntimeError, match="the machine is too busy"):
         mixed_load.measured(tinypy.lm, deadline=0.5, workers=nullcontext(workers))
     workers[0].is_gone = True

@@ -3,10 +3,12 @@
 import errno
 import mmap
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from four_ways import text_with
@@ -129,6 +131,13 @@ def test_code_that_evades_the_clock_is_stopped(exercises):
     (exercises / ONE.chapter.file_name).write_text(text_with(ONE, sources))
     [line] = process.run(ONE, far=1).lines
     assert line.what.startswith("not finished after 1 s")
+
+
+@LINUX
+def test_the_judges_memory_has_a_limit(check):
+    check("")
+    limits = Path(f"/proc/{process._starter.pid}/limits").read_text()
+    assert re.search(r"^Max data size +[0-9]+ ", limits, re.MULTILINE), limits
 
 
 @LINUX

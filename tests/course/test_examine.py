@@ -92,7 +92,9 @@ def test_an_endless_loop_at_import(exercises, monkeypatch):
 def test_the_clock_stops_code_that_waits_for_itself(exercises):
     locked = "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()"
     write(exercises, "return 0", extra=locked)
-    [line] = process.run(ONE, far=5).lines
+    report = process.run(ONE, far=5)
+    [line] = report.lines
+    assert (report.status, line.name) == ("not finished", "the file can be imported")
     assert line.what.startswith("not finished after 5 s; it computed for less than 60 s")
     assert re.search(r"line \d+, in <module>: lock.acquire\(\)", line.what)
 

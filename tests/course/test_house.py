@@ -42,7 +42,7 @@ def test_counting_lines():
 
 def test_the_core_can_be_read_in_an_afternoon():
     files = set((ROOT / "minikv").glob("*.py"))
-    files -= {ROOT / "minikv" / name for name in ("testing.py", "__main__.py")}  # of the course
+    files -= {ROOT / "minikv" / "__main__.py"}  # of the course
     core = sum(count_code_lines(path.read_text()) for path in files)
     assert 1000 < core <= MOST_OF_THE_CORE, (
         f"the core has {core} lines of code, and {MOST_OF_THE_CORE} are the most: what is not read "
@@ -190,11 +190,10 @@ def sources() -> dict[str, str]:
 
 
 def reading_order() -> list[str]:
-    """The files of the core, as `minikv` lists them; what it imports itself and what tests and
-    the course need of it come last."""
+    """The files of the core, as `minikv` lists them; what it imports itself comes last."""
     listed = re.search(r"(?<=says what is in them\.\n\n).*?\n(?=\"\"\")", sources()["minikv"], re.S)
     names = [f"minikv.{name}" for name in re.findall(r"\w+", listed[0])]
-    return [*names, "minikv", "minikv.testing"]
+    return [*names, "minikv"]
 
 
 def test_the_reading_order_names_every_file_of_the_core_once():
@@ -207,7 +206,7 @@ def test_the_reading_order_names_every_file_of_the_core_once():
 def test_the_documents_list_the_core_in_the_same_order():
     text = (ROOT / "docs" / "ENGINE.md").read_text(encoding="utf-8")
     table = re.findall(r"^\| \[(\w+)\.py\]\(\.\./minikv/\w+\.py", text, re.M)
-    assert [f"minikv.{name}" for name in table] == reading_order()[:-2]
+    assert [f"minikv.{name}" for name in table] == reading_order()[:-1]
 
 
 # ── Time ──────────────────────────────────────────────────────────────────────

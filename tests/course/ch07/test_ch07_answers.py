@@ -13,7 +13,7 @@ from minikv.course.chapters.ch07_radix_prefix_cache.answers import ChainedCache,
 from minikv.course.chapters.ch07_radix_prefix_cache.append_only import agents, insert_all, two_turns
 from minikv.course.chapters.ch07_radix_prefix_cache.four_requests import FourRequests
 from minikv.course.exercises.skeletons import broken
-from minikv.testing import LoggingPool
+from minikv.course.judge.stand_ins import LoggingPool
 
 MET = Counter()
 
