@@ -100,7 +100,10 @@ DRAFTERS = {
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc):
     file, function = metafunc.definition.path, metafunc.function
-    if file.parent.name not in ("engine", "tiers") or file.stem == "test_speculative":
+    if file.parent.name not in ("engine", "tiers") or file.stem in (
+        "test_speculative",
+        "test_states",
+    ):
         return
     text = inspect.getsource(inspect.unwrap(function))
     if names_an_oracle(text) and function.__name__ not in left_out():

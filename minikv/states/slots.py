@@ -22,6 +22,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import Any
 
 from minikv.blocks import BlockPool, BlockTable
 from minikv.engine import Classes
@@ -101,7 +102,7 @@ class StatePool(BlockPool):
     def check_slots(self, tables: Iterable[BlockTable]) -> None:
         """Raise AssertionError, naming what is broken, unless each slot has one holder: a table, a
         block with a copy, or nobody."""
-        held = [table.slot for table in tables if isinstance(table, StateTable)]
+        held: list[Any] = [one.slot for one in tables if isinstance(one, StateTable)]
         _require(None not in held, "a sequence runs without a slot")
         slots = [*held, *self.copies.values(), *self._free_slots]
         _require(
@@ -163,27 +164,29 @@ class StateTable(BlockTable):
     def plan_copies(self, sequence: Sequence, end: int) -> list[tuple[int, int]]:
         """Which copies to make while the tokens from `num_computed` to `end` are computed, as
         (position, slot): the state before the token at this position."""
-        cache, start, planned = self.pool.cache, sequence.num_computed, []
+        cache, start = self.pool.cache, sequence.num_computed
+        planned: list[tuple[int, int]] = []
         if cache is None or sequence.request.request_id < 0:  # of a beam, which the cache never has
             return []
         if self.marks is None:
             self._find_marks(sequence, cache)
         for position in self.marks or ():
             if start < position <= end:
-                planned.append((position, self._plan(position, is_rolling=False)))
+                planned += self._plan(position, is_rolling=False)
         size = self.block_size
         last = self._prompt_end if start < self._prompt_end else end // size * size
         if start < last <= end and last not in (self.marks or ()):
-            planned.append((last, self._plan(last, is_rolling=True)))
-        return sorted((position, slot) for position, slot in planned if slot is not None)
+            planned += self._plan(last, is_rolling=True)
+        return sorted(planned)
 
-    def _plan(self, position: int, is_rolling: bool) -> int | None:
+    def _plan(self, position: int, is_rolling: bool) -> list[tuple[int, int]]:
         index = position // self.block_size - 1
         if is_rolling:
             if self._rolling is not None:
                 self.pool.drop_copy(self.block_ids[self._rolling])
             self._rolling = index
-        return self.pool.plan_copy(self.block_ids[index])
+        slot = self.pool.plan_copy(self.block_ids[index])
+        return [] if slot is None else [(position, slot)]
 
     def _find_marks(self, sequence: Sequence, cache: "StateCache") -> None:
         """At a sequence's first step, which begins behind the prefix that it could use."""

@@ -10,7 +10,7 @@ state cannot be undone.
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,7 +22,6 @@ from minikv.sequence import Sequence
 from minikv.states.delta import convolve, decode, prefill
 from minikv.states.memory import StateMemory
 from minikv.states.model import HybridTransformer, Recall, split_heads
-from minikv.states.slots import StateTable
 
 
 class Piece(NamedTuple):
@@ -49,13 +48,12 @@ class StateBuilder(BatchBuilder):
 
     def build(self, sequences: Seq[Sequence], num_tokens: Seq[int], slots: Seq[int]) -> StateBatch:
         plain = super().build(sequences, num_tokens, slots)
-        tables: list[StateTable] = [sequence.table for sequence in sequences]
+        tables: list[Any] = [sequence.table for sequence in sequences]  # StateTables
         tables[0].pool.begin_step()
         pieces: list[Piece] = []
         copies: list[tuple[int, int]] = []
         for row, (sequence, table) in enumerate(zip(sequences, tables, strict=True)):
             start, slot = sequence.num_computed, table.slot
-            assert slot is not None  # it runs
             planned = table.plan_copies(sequence, start + num_tokens[row])
             if row < plain.num_decodes:
                 copies += [(slot, copy) for _, copy in planned]

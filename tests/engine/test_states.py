@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from minikv import (
     EngineConfig,
     SamplingParams,
 )
+from minikv.serving.metrics import STATES, Metrics
 from minikv.states import (
     StateAttention,
     StateBuilder,
@@ -170,6 +172,13 @@ def test_what_is_for_k_and_v_alone_is_refused(name, value, hybrid):
         Engine(hybrid.lm, EngineConfig(**{name: value}))
 
 
+def test_sessions_are_refused(hybrid, tmp_path):
+    engine = Engine(hybrid.lm, small())
+    for call in (engine.save_session, lambda _, path: engine.load_session(path)):
+        with pytest.raises(ValueError, match=r"session: .* layers with a state"):
+            call([1, 2, 3], tmp_path / "file")
+
+
 def test_parts_that_count_no_slots_are_refused(hybrid):
     with pytest.raises(ValueError, match=r"prefix_cache: .* only the engine's own classes"):
         Engine(hybrid.lm, block_table=type("Own", (BlockTable,), {}))
@@ -240,6 +249,19 @@ def test_the_fourth_finds_it_again(hybrid):
     outputs = [engine.generate([system + user], greedy(3))[0].token_ids for user in rest]
     assert outputs == [hybrid.greedy(system + user, 3) for user in rest]
     assert engine.stats().hit_tokens == 2 * 16 and engine.stats().states.used == 2
+
+
+def test_metrics_count_copies(hybrid):
+    system, *rest = hybrid.prompts(18, 9, 9, 9, seed=2)
+    engine = Engine(hybrid.lm, small(block_size=4))
+    engine.generate([system + rest[0]], greedy(3))
+    engine.generate([system + rest[1], rest[2]], greedy(3))
+    health = SimpleNamespace(stats=engine.stats(), life=None)
+    text = Metrics(lambda: [health], "m").text().decode()
+    for name, field in STATES.items():
+        count = getattr(engine.stats().states, field[1])
+        assert f'vllm:{name}_total{{engine="0",model_name="m"}} {float(count)}' in text
+    assert engine.stats().states.recomputed_tokens == 16
 
 
 def test_copies_at_intervals_are_there_for_the_second_prompt(hybrid):
@@ -531,7 +553,8 @@ def carried_too_early(patch):
     plan = StateTable._plan
 
     def early(self, position, is_rolling):
-        return plan(self, max(self.block_size, position - self.block_size), is_rolling)
+        carried = plan(self, max(self.block_size, position - self.block_size), is_rolling)
+        return [(position, slot) for _, slot in carried]
 
     patch.setattr(StateTable, "_plan", early)
 
