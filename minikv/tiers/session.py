@@ -107,7 +107,7 @@ def require_all_in_blocks(engine: Engine) -> None:
     """Raises ValueError unless K and V are all that a model keeps of a text."""
     if engine.lm.config.keeps_states:
         raise ValueError(
-            f"session: a file has no place for states, and {engine.lm.name} has layers with a state; "
+            f"session: a file has no place for states, and {engine.lm.name} has layers with one; "
             "send the text again"
         )
 
