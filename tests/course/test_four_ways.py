@@ -211,12 +211,11 @@ def half_fixed():
     """Exercises that break two functions, with one left as it was found, and how many bugs that
     are."""
     for id_, more in {"07.4": {}, "07.5": {"Scheduler.look_up": 2}, "08.6": {}}.items():
-        exercise = find(id_)
+        exercise, marks = find(id_), [pytest.mark.thorough] * (id_ != "07.4")
         for path, target in targets(exercise.chapter).items():
             if target.exercise == id_:
-                yield pytest.param(
-                    exercise, path, target.skeleton, more.get(path, 1), id=f"{id_}: {path}"
-                )
+                values = exercise, path, target.skeleton, more.get(path, 1)
+                yield pytest.param(*values, id=f"{id_}: {path}", marks=marks)
 
 
 @pytest.mark.parametrize(("exercise", "path", "broken", "bugs"), list(half_fixed()))

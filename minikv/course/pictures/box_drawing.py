@@ -68,7 +68,8 @@ class BoxRecording(Recording):
                     middles = [(px, py + HEIGHT / 2) for px, py in points]
                     pen.line(middles, style.FAINT, 0.9, zorder=0.5)
 
-        heights = [(max(row for row, _ in board.boxes) + 1) * at.row for board in boards]
+        lowest = [max(row for row, _ in board.boxes) for board in boards]
+        heights = [max(row + 1, len(self.rows)) * at.row for row in lowest]
         return Scene(heights, panel, _legend(self.meanings), across)
 
 
