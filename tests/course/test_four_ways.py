@@ -243,11 +243,16 @@ def test_a_line_that_tells_another_mistake_is_not_called_the_same():
     assert causes["nothing is chosen: everything is given back"] != forgets.cause
 
 
+MOST_MISTAKES = 20  # of one exercise: what comes after these names hardly any reader's solution
+MORE = {"13.2": (25, "without any of these, its mistake would be told as another")}
+
+
 @pytest.mark.parametrize("exercise", EXERCISES, ids=attrgetter("id"))
-def test_there_are_enough_mistakes_and_each_line_says_where_to_look(exercise):
+def test_there_are_a_few_mistakes_and_each_line_says_where_to_look(exercise):
     import_checks(exercise.id)
     mistakes = mistakes_of(exercise)
-    assert len(mistakes) >= 4
+    most, _ = MORE.get(exercise.id, (MOST_MISTAKES, ""))
+    assert 4 <= len(mistakes) <= most, "the most natural come first: take out the last"
     assert all(check.look for check in CHECKS[exercise.id] if isinstance(check, Played))
 
 

@@ -53,6 +53,22 @@ def test_the_core_can_be_read_in_an_afternoon():
     assert abs(int(claim.replace(",", "")) - core) <= 50, f"README says {claim}, there are {core}"
 
 
+MOST_OF_THE_DATA = 22_000  # lines that are not empty
+
+
+def test_the_data_of_the_course_stays_small():
+    """Manifests, mistakes, right solutions written otherwise; and the programs of the checks."""
+    files = [file for top in ("minikv", "tests") for file in (ROOT / top).rglob("*.toml")]
+    files += [ROOT / "pyproject.toml", *ROOT.glob("minikv/course/chapters/*/scenarios.py")]
+    lines = [line for file in files for line in file.read_text("utf-8").splitlines()]
+    found = sum(1 for line in lines if line.strip())
+    assert 10_000 < found <= MOST_OF_THE_DATA, (
+        f"TOML and scenarios have {found} lines, and {MOST_OF_THE_DATA} are the most: what does a "
+        "line's `look` say as well as a mistake, and which programs are those of another line? "
+        "See CONTRIBUTING.md, Add an exercise"
+    )
+
+
 def test_the_bundled_model_is_at_most_eight_megabytes():
     files = list((ROOT / "minikv" / "models" / "tinypy").iterdir())
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= {

@@ -13,8 +13,6 @@ from minikv.course.judge.scenarios import Group
 from minikv.kv_cache import PreallocatedCache
 from minikv.language_model import LanguageModel
 
-LINES_ABOVE = "the lines above: which of them fails?"  # where to look, of random programs
-
 
 def at_most(limit: int, found: int) -> int | str:
     """What is seen of a number that may be anything up to `limit`."""

@@ -24,7 +24,7 @@ from minikv.course.judge.checking import (
     tinypy,
     witness,
 )
-from minikv.course.judge.programs import LINES_ABOVE, at_most, under
+from minikv.course.judge.programs import at_most, under
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.course.judge.stand_ins import LoggingPool
 from minikv.course.reader.mine import Parts
@@ -358,170 +358,110 @@ DEEP = Group(
 radix = partial(steps_on, "RadixCache")
 
 scenario(
-    "07.1",
-    radix,
-    after(
-        "a prompt that is one node", "result node",
-        {"A": ["match A", "match A+"], "ABC": ["match ABC", "match ABCD+", "match ABC; match ABC"]},
-        look="what does `_walk` return? All three results",
-    ),
-    after(
-        "down several nodes", "result node",
-        {"ABCD ABEFG ABEFH": ["match ABEFH", "match ABEFHXY", "match ABCDX+"]},
-        look="what changes when the walk reaches the next node?",
-    ),
-    after(
-        "the walk stops where the tokens differ", "result node",
-        {"ABC": ["match ADC", "match X", "match ABX"], "ABCD ABE": ["match ABCX", "match AXCD"],
-         "ABCB": ["match AXCB"], "ABC B": ["match CAB"],
-         "Aba": ["match Acb", "match AbA", "match ABa"]},
-        look="what is compared, and how far?",
-    ),
-    after(
-        "the walk stops where the prompt ends", "result node",
-        {"ABC": ["match AB", "match A+", "match +"], "ABCDE ABX": ["match ABC", "match AB"]},
-        look="how many keys are left to compare?",
-    ),
-    after(
-        "a node that is split in two", "shape counts sound result node",
-        {"ABCD ABCE": ["match A", "match AB", "match AX; match ABY",
-                       "match A; match ABCD; match ABCE; match AB"],
-         "ABCDE X": ["match ABC; match A; match ABCD"]},
-        look="what does each half have: keys, blocks, parent, children?",
-    ),
-    after(
-        "a lock survives the split", "locks counts sound",
-        {"ABC X": [
-            "lock ABC; lock ABC; match A",
-            "lock ABC; match A; evict 9; unlock ABC; evict all",
-            "lock ABC; lock ABC; match AB; match A; unlock ABC; evict 9; unlock ABC; evict all",
-            "lock ABC; insert AD; lock AD; match AB; unlock ABC; evict 9; unlock AD; evict all"]},
-        look="`lock_count` of both halves; and which half is the old node?",
-    ),
-    after(
-        "what a match has found stays as it is", "later",
-        {"AB": ["match AB; insert ABCD", "match AB; evict 1", "match AB; match A"]},
-        look="what is the list in the third result of `_walk`?",
-    ),
-    after(
-        "a shorter match makes only its part the most recently used", "sound",
-        {"ABC XY": ["match A; evict all", "match AB; match X; evict all"]},
-        look="what is in `unlocked`?",
-    ),
-    Group("80 random traces", traces("iimmlluke", 200, ALL), look=LINES_ABOVE),
+    "07.1", radix, after("a prompt that is one node", "result node",
+    {"A": ["match A", "match A+"], "ABC": ["match ABC", "match ABCD+", "match ABC; match ABC"]},
+    look="what does `_walk` return? All three results"),
+    after("down several nodes", "result node",
+    {"ABCD ABEFG ABEFH": ["match ABEFH", "match ABEFHXY", "match ABCDX+"]},
+    look="what changes when the walk reaches the next node?"),
+    after("the walk stops where the tokens differ", "result node",
+    {"ABC": ["match ADC", "match X", "match ABX"], "ABCD ABE": ["match ABCX", "match AXCD"],
+    "ABCB": ["match AXCB"], "ABC B": ["match CAB"], "Aba": ["match Acb", "match AbA", "match ABa"]},
+    look="what is compared, and how far?"),
+    after("the walk stops where the prompt ends", "result node",
+    {"ABC": ["match AB", "match A+", "match +"], "ABCDE ABX": ["match ABC", "match AB"]},
+    look="how many keys are left to compare?"),
+    after("a node that is split in two", "shape counts sound result node",
+    {"ABCD ABCE": ["match A", "match AB", "match AX; match ABY",
+    "match A; match ABCD; match ABCE; match AB"], "ABCDE X": ["match ABC; match A; match ABCD"]},
+    look="what does each half have: keys, blocks, parent, children?"),
+    after("a lock survives the split", "locks counts sound",
+    {"ABC X": ["lock ABC; lock ABC; match A", "lock ABC; match A; evict 9; unlock ABC; evict all",
+    "lock ABC; lock ABC; match AB; match A; unlock ABC; evict 9; unlock ABC; evict all",
+    "lock ABC; insert AD; lock AD; match AB; unlock ABC; evict 9; unlock AD; evict all"]},
+    look="`lock_count` of both halves; and which half is the old node?"),
+    after("what a match has found stays as it is", "later",
+    {"AB": ["match AB; insert ABCD", "match AB; evict 1", "match AB; match A"]},
+    look="what is the list in the third result of `_walk`?"),
+    after("a shorter match makes only its part the most recently used", "sound",
+    {"ABC XY": ["match A; evict all", "match AB; match X; evict all"]},
+    look="what is in `unlocked`?"),
+    Group("80 random traces", traces("iimmlluke", 200, ALL),
+          "which nodes were split, locked or evicted before the step that differs?"),
     DEEP,
 )  # fmt: skip
 
 scenario(
-    "07.2",
-    radix,
-    after(
-        "a new prompt: the tree holds its blocks", ALL,
-        {"": ["keep ABC+", "keep ABC; end ABC", "insert A", "insert AB; insert CD"]},
-        look="what does `insert` do for new blocks?",
-    ),
-    after(
-        "where a prefix is known, the tree's own blocks stay", ALL,
-        {"AB": ["insert ABCD", "insert AB", "insert ABC+; match ABC"],
-         "ABC ABD": ["insert ABC", "insert ABDE; match ABDE"],
-         "ABC": ["insert AX; match AX", "insert A", "lock ABC; insert ABCD; insert AX"]},
-        look="which blocks are new?",
-    ),
-    after(
-        "too few blocks are refused, surplus ones ignored", ALL,
-        {"AB C": ["give XYZ 1", "give XYZ:x 1", "give AXY 1", "give ABC 1", "give C 0"],
-         "AB": ["give ABC 5", "give ABC+ 5", "give AB 3", "give + 0", "give +:x 0", "give + 1"]},
-        look="how many blocks are needed?",
-    ),
-    after(
-        "a salt is a tree of its own", ALL,
-        {"": ["insert ABC; insert ABC:x; insert ABC:y",
-              "insert ABC; insert ABC:x; match AX; match AX:x; match AX:y",
-              "insert ABC:x; match ABC; insert AB; match AB:x",
-              "insert AB; insert ABC:empty",
-              "insert AB:empty; insert AB; insert AB:zero; insert AB:None"]},
-        look="at which root does the walk begin?",
-    ),
-    after(
-        "evict takes leaves from their end", ALL,
-        {"ABCD": ["evict 2; match ABCD", "evict 1; evict 1", "evict 4", "evict 2; insert ABCD"]},
-        look="which block of which node goes first?",
-    ),
-    after(
-        "the least recently used goes first, parents last", "sound",
-        {"A B C": ["match A; evict all", "match B; match A; evict 2; evict 1"],
-         "ABCD ABE": ["evict all", "match ABCD; evict all", "evict 4"],
-         "ABCD XY": ["insert ABE; evict all", "match A; evict all"]},
-        look="the order of `unlocked`",
-    ),
-    after(
-        "an insert makes its prefix the most recently used", "sound",
-        {"AB C": ["insert AB; evict all", "insert ABX; evict all"],
-         "ABC ABD X": ["insert ABC; evict all", "insert AB; evict all"]},
-        look="what does `insert` do at its end?",
-    ),
-    after(
-        "a leaf that is empty leaves the tree", ALL,
-        {"AB AC": ["evict 1; evict 5", "evict all; insert AB:x; match AB:x"],
-         "": ["insert AB:x; insert C; evict 2; evict all; insert AB"]},
-        look="what happens when its last block goes?",
-    ),
-    after(
-        "what is locked stays, and evict returns how many blocks went", ALL,
-        {"ABC ABD X": ["lock ABC; evict 10; evict 0; unlock ABC; evict 10",
-                       "lock ABC; lock ABD; lock X; evict 1", "evict 10; evict 1", "evict -1",
-                       "lock AB; evict 10; insert ABC; evict 1"]},
-        look="when does the loop stop?",
-    ),
-    after(
-        "a block in use is released, not freed", ALL,
-        {"": ["keep AB; evict 1; end AB", "keep AB; insert C; evict 2; match AB; end AB"]},
-        look="what does `evict` do in the pool?",
-    ),
-    after(
-        "the caller's lists stay the caller's", ALL,
-        {"": ["insert AB; empty AB; match AB", "insert AB; insert ABCD; empty ABCD; evict 1"]},
-        look="does the tree keep a list that belongs to the caller?",
-    ),
-    Group("80 random traces", traces("iiimlukke", 300, ALL), look=LINES_ABOVE),
+    "07.2", radix, after("a new prompt: the tree holds its blocks", ALL,
+    {"": ["keep ABC+", "keep ABC; end ABC", "insert A", "insert AB; insert CD"]},
+    look="what does `insert` do for new blocks?"),
+    after("where a prefix is known, the tree's own blocks stay", ALL,
+    {"AB": ["insert ABCD", "insert AB", "insert ABC+; match ABC"],
+    "ABC ABD": ["insert ABC", "insert ABDE; match ABDE"],
+    "ABC": ["insert AX; match AX", "insert A", "lock ABC; insert ABCD; insert AX"]},
+    look="which blocks are new?"), after("too few blocks are refused, surplus ones ignored", ALL,
+    {"AB C": ["give XYZ 1", "give XYZ:x 1", "give AXY 1", "give ABC 1", "give C 0"],
+    "AB": ["give ABC 5", "give ABC+ 5", "give AB 3", "give + 0", "give +:x 0", "give + 1"]},
+    look="how many blocks are needed?"), after("a salt is a tree of its own", ALL,
+    {"": ["insert ABC; insert ABC:x; insert ABC:y",
+    "insert ABC; insert ABC:x; match AX; match AX:x; match AX:y",
+    "insert ABC:x; match ABC; insert AB; match AB:x", "insert AB; insert ABC:empty",
+    "insert AB:empty; insert AB; insert AB:zero; insert AB:None"]},
+    look="at which root does the walk begin?"),
+    after("evict takes leaves from their end", ALL,
+    {"ABCD": ["evict 2; match ABCD", "evict 1; evict 1", "evict 4", "evict 2; insert ABCD"]},
+    look="which block of which node goes first?"),
+    after("the least recently used goes first, parents last", "sound",
+    {"A B C": ["match A; evict all", "match B; match A; evict 2; evict 1"],
+    "ABCD ABE": ["evict all", "match ABCD; evict all", "evict 4"],
+    "ABCD XY": ["insert ABE; evict all", "match A; evict all"]},
+    look="at which end of `unlocked` is the oldest?"),
+    after("an insert makes its prefix the most recently used", "sound",
+    {"AB C": ["insert AB; evict all", "insert ABX; evict all"],
+    "ABC ABD X": ["insert ABC; evict all", "insert AB; evict all"]},
+    look="what does `insert` do at its end?"),
+    after("a leaf that is empty leaves the tree", ALL,
+    {"AB AC": ["evict 1; evict 5", "evict all; insert AB:x; match AB:x"],
+    "": ["insert AB:x; insert C; evict 2; evict all; insert AB"]},
+    look="what happens when its last block goes?"),
+    after("what is locked stays, and evict returns how many blocks went", ALL,
+    {"ABC ABD X": ["lock ABC; evict 10; evict 0; unlock ABC; evict 10",
+    "lock ABC; lock ABD; lock X; evict 1", "evict 10; evict 1", "evict -1",
+    "lock AB; evict 10; insert ABC; evict 1"]}, look="when does the loop stop?"),
+    after("a block in use is released, not freed", ALL,
+    {"": ["keep AB; evict 1; end AB", "keep AB; insert C; evict 2; match AB; end AB"]},
+    look="what does `evict` do in the pool?"),
+    after("the caller's lists stay the caller's", ALL,
+    {"": ["insert AB; empty AB; match AB", "insert AB; insert ABCD; empty ABCD; evict 1"]},
+    look="does the tree keep a list that belongs to the caller?"),
+    Group("80 random traces", traces("iiimlukke", 300, ALL),
+          "before the step that differs: what was split, and which leaf is the oldest?"),
 )  # fmt: skip
 
 scenario(
-    "07.4",
-    radix,
-    after(
-        "what a request uses stays", "result",
-        {"ABC X": ["lock ABC; evict 9; match ABC"], "A XY": ["lock A; evict 9; match A"],
-         "ABC ABX": ["lock ABC; evict 9; match ABC", "lock AB; evict 9; match ABC"]},
-        look="which nodes does `lock` visit?",
-    ),
-    after(
-        "evictable is what no request uses", "counts sound",
-        {"ABCD ABE X": ["lock ABCD; lock ABE", "lock AB; lock ABE; lock ABE"]},
-        look="`num_evictable_blocks`, node by node",
-    ),
-    after(
-        "locks nest, and all of them can be undone", "locks counts sound",
-        {"ABCD ABE X": [
-            "lock ABCD; unlock ABCD; evict all",
-            "lock ABCD; lock ABCD; lock ABE; unlock ABCD; unlock ABCD; unlock ABE; evict all",
-            "lock ABCD; lock AB; unlock ABCD; evict 9; unlock AB; evict all",
-            "lock ABE; lock X; unlock ABE; match ABCD; unlock X; evict all"]},
-        look="`lock` and `unlock` line by line",
-    ),
-    after(
-        "a node that is split while it is locked", "locks counts sound",
-        {"ABC": ["lock ABC; match A; unlock ABC; evict all",
-                 "lock ABC; match A; lock A; unlock ABC; evict 9; unlock A; evict all"]},
-        look="with which node do both methods begin?",
-    ),
-    after(
-        "one unlock too many is refused, and a miss may be locked", "locks counts sound",
-        {"AB AC": ["unlock AB", "lock AB; unlock AB; unlock AB", "lock AC; unlock AB",
-                   "lock X; unlock X", "lock X:x; unlock X:x; evict all"]},
-        look="the first lines of both methods",
-    ),
-    Group("80 random traces", traces("iimlluue", 500, ALL), look=LINES_ABOVE),
+    "07.4", radix, after("what a request uses stays", "result",
+    {"ABC X": ["lock ABC; evict 9; match ABC"], "A XY": ["lock A; evict 9; match A"],
+    "ABC ABX": ["lock ABC; evict 9; match ABC", "lock AB; evict 9; match ABC"]},
+    look="which nodes does `lock` visit?"),
+    after("evictable is what no request uses", "counts sound",
+    {"ABCD ABE X": ["lock ABCD; lock ABE", "lock AB; lock ABE; lock ABE"]},
+    look="`num_evictable_blocks`, node by node"),
+    after("locks nest, and all of them can be undone", "locks counts sound",
+    {"ABCD ABE X": ["lock ABCD; unlock ABCD; evict all",
+    "lock ABCD; lock ABCD; lock ABE; unlock ABCD; unlock ABCD; unlock ABE; evict all",
+    "lock ABCD; lock AB; unlock ABCD; evict 9; unlock AB; evict all",
+    "lock ABE; lock X; unlock ABE; match ABCD; unlock X; evict all"]},
+    look="`lock` and `unlock` line by line"),
+    after("a node that is split while it is locked", "locks counts sound",
+    {"ABC": ["lock ABC; match A; unlock ABC; evict all",
+    "lock ABC; match A; lock A; unlock ABC; evict 9; unlock A; evict all"]},
+    look="with which node do both methods begin?"),
+    after("one unlock too many is refused, and a miss may be locked", "locks counts sound",
+    {"AB AC": ["unlock AB", "lock AB; unlock AB; unlock AB", "lock AC; unlock AB",
+    "lock X; unlock X", "lock X:x; unlock X:x; evict all"]},
+    look="which node's `lock_count` must be compared with 0, and where?"),
+    Group("80 random traces", traces("iimlluue", 500, ALL),
+          "at the step that differs: how many locks has each node of the path?"),
 )  # fmt: skip
 
 
@@ -578,90 +518,55 @@ def pairs(mine, program, log: Log) -> None:
 BIG = 2**61 - 1  # hash(BIG) == hash(0)
 SALTED = [f":{key}" if key else "" for key in reversed(SALTS)]
 
-scenario(
-    "07.3",
-    names,
-    Group(
-        "a name for each whole block",
-        [(size, some) for some in ("A ABC", "ABC ABC+ ABC", "A +") for size in SIZES],
-        look="which tokens belong to a whole block?",
-    ),
-    Group(
-        "a name stands for everything up to its block",
-        [(size, some) for some in ("ABCD AXCD", "AAAA", "AB BA", "abcd axcd", "ABCA aBcA")
-         for size in SIZES],
-        look="what goes into a block's hash?",
-    ),
-    Group(
-        "another salt, other names",
-        [(size, f"ABC{one} ABC{other} AB{one}") for one, other in combinations(SALTED, 2)
-         for size in (4, 1)],
-        look="where does the salt go?",
-    ),
+scenario("07.3", names,
+    Group("a name for each whole block", [(size, some) for some in ("A ABC", "ABC ABC+ ABC", "A +")
+          for size in SIZES], "which tokens belong to a whole block?"),
+    Group("a name stands for everything up to its block",
+          [(size, some) for some in ("ABCD AXCD", "AAAA", "AB BA", "abcd axcd", "ABCA aBcA")
+          for size in SIZES], "what goes into a block's hash?"),
+    Group("another salt, other names", [(size, f"ABC{one} ABC{other} AB{one}")
+          for one, other in combinations(SALTED, 2) for size in (4, 1)], "where does the salt go?"),
 )  # fmt: skip
 
-scenario(
-    "07.3",
-    pairs,
-    Group(
-        "no two beginnings share a name",
-        [(1, [0], [BIG]), (2, [1, 2], [1, 2 + BIG]), (1, [1, 2], [1, 2 + BIG]),
-         (2, [1, 23], [12, 3]), (2, [1, 11], [11, 1]), (2, [1, 2], [1, 258]), (1, [1], [65_537]),
-         (2, [0, 5], [5, 0]), (1, [3, 1], [2, 2]), (2, 3_000), (2, 200_000)],
-        look="what does the docstring say about `hash` and checksums?",
-    ),
+scenario("07.3", pairs,
+    Group("no two beginnings share a name",
+          [(1, [0], [BIG]), (2, [1, 2], [1, 2 + BIG]), (1, [1, 2], [1, 2 + BIG]),
+          (2, [1, 23], [12, 3]), (2, [1, 11], [11, 1]), (2, [1, 2], [1, 258]), (1, [1], [65_537]),
+          (2, [0, 5], [5, 0]), (1, [3, 1], [2, 2]), (2, 3_000), (2, 200_000)],
+          "what does the docstring say about `hash` and checksums?"),
 )  # fmt: skip
 
 FOUND = "result counts sound later"
 
 scenario(
-    "07.3",
-    partial(steps_on, "ChainedCache"),
-    after(
-        "insert: new blocks are held, known ones stay", FOUND,
-        {"": ["keep ABC+", "keep ABC; end ABC", "insert AB; insert ABCD", "keep AB; insert AB"],
-         "ABC ABD": ["insert ABC", "insert ABE; match ABE"]},
-        look="which blocks are acquired?",
-    ),
-    after(
-        "match: as far as the chain goes", "result",
-        {"ABC": ["match ABC", "match ABCDE+", "match AB", "match AXC", "match BC"],
-         "ABC ABX": ["match ABX", "match +", "match ABXC; match ABX; match ABC"]},
-        look="what happens at the first missing name?",
-    ),
-    after(
-        "too few blocks are refused, surplus ones ignored", FOUND,
-        {"AB": ["give ABCD 3", "give XY 1", "give AB 1", "give XY:x 0", "give ABC 5", "give ABC+ 5",
-                "give + 0", "give + 1"]},
-        look="how many blocks are needed?",
-    ),
-    after(
-        "customers do not share blocks", FOUND,
-        {"ABC": ["match ABC:x", "insert ABC:x; match AB:x; match AB:y; match ABC",
-                 "match ABC:empty; insert ABC:empty; match AB:zero"]},
-        look="where does the salt go?",
-    ),
-    after(
-        "the least recently used goes first, the end of a prompt before its beginning", "",
-        {"ABC": ["evict all", "evict 2; evict 1"],
-         "AB X": ["match AB; evict all", "insert AB; evict all"],
-         "ABC X": ["match A; evict all", "insert AD; evict all", "match ABX+; evict 2"]},
-        look="the order in `self.blocks`",
-    ),
-    after(
-        "what a sequence holds is not evicted", FOUND,
-        {"": ["keep AB; insert X; evict 3; match AB; end AB; evict 3",
-              "insert X; keep AB; insert Y; evict 1; evict 9",
-              "insert AB; evict 0; evict -1; evict 1"]},
-        look="does anything else hold the block?",
-    ),
-    after(
-        "a block whose predecessor is gone", FOUND,
-        {"": ["keep ABC; tail ABC; evict 2; match ABC; insert ABC; match ABC",
-              "keep ABC; tail ABC; evict 2; insert AB; match ABC; end ABC; evict all"]},
-        look="what does `match` do at a gap in the chain?",
-    ),
-    Group("80 random traces", traces("iimmke", 400, FOUND), look=LINES_ABOVE),
+    "07.3", partial(steps_on, "ChainedCache"),
+    after("insert: new blocks are held, known ones stay", FOUND,
+    {"": ["keep ABC+", "keep ABC; end ABC", "insert AB; insert ABCD", "keep AB; insert AB"],
+    "ABC ABD": ["insert ABC", "insert ABE; match ABE"]}, look="which blocks are acquired?"),
+    after("match: as far as the chain goes", "result",
+    {"ABC": ["match ABC", "match ABCDE+", "match AB", "match AXC", "match BC"],
+    "ABC ABX": ["match ABX", "match +", "match ABXC; match ABX; match ABC"]},
+    look="what happens at the first missing name?"),
+    after("too few blocks are refused, surplus ones ignored", FOUND,
+    {"AB": ["give ABCD 3", "give XY 1", "give AB 1", "give XY:x 0", "give ABC 5", "give ABC+ 5",
+    "give + 0", "give + 1"]}, look="how many blocks are needed?"),
+    after("customers do not share blocks", FOUND,
+    {"ABC": ["match ABC:x", "insert ABC:x; match AB:x; match AB:y; match ABC",
+    "match ABC:empty; insert ABC:empty; match AB:zero"]}, look="where does the salt go?"),
+    after("the least recently used goes first, the end of a prompt before its beginning", "",
+    {"ABC": ["evict all", "evict 2; evict 1"],
+    "AB X": ["match AB; evict all", "insert AB; evict all"],
+    "ABC X": ["match A; evict all", "insert AD; evict all", "match ABX+; evict 2"]},
+    look="the order in `self.blocks`"), after("what a sequence holds is not evicted", FOUND,
+    {"": ["keep AB; insert X; evict 3; match AB; end AB; evict 3",
+    "insert X; keep AB; insert Y; evict 1; evict 9", "insert AB; evict 0; evict -1; evict 1"]},
+    look="does anything else hold the block?"),
+    after("a block whose predecessor is gone", FOUND,
+    {"": ["keep ABC; tail ABC; evict 2; match ABC; insert ABC; match ABC",
+    "keep ABC; tail ABC; evict 2; insert AB; match ABC; end ABC; evict all"]},
+    look="what does `match` do at a gap in the chain?"),
+    Group("80 random traces", traces("iimmke", 400, FOUND),
+          "at the step that differs: which block of the chain has lost its name?"),
 )  # fmt: skip
 
 
@@ -850,15 +755,11 @@ for exercise, part, look in (
         Group("tinypy: a hit has the logits of a miss", [({}, steps) for steps in PROMPTS], look),
     )
 
-scenario(
-    "07.4",
-    partial(serve, lambda mine: {"prefix_cache": mine.RadixCache}),
-    Group(
-        "tinypy: later requests find what is in use",
-        [({"num_blocks": 32},
+scenario("07.4", partial(serve, lambda mine: {"prefix_cache": mine.RadixCache}),
+    Group("tinypy: later requests find what is in use",
+          [({"num_blocks": 32},
           "add s24 1; finish; add s24i4 9; step; evict 32; add s24d6 9; step; finish; evict 32")],
-        look=LINES_ABOVE,
-    ),
+          "when is the lock of a hit taken, and by whom is it given back, once?"),
 )  # fmt: skip
 
 
@@ -869,63 +770,42 @@ def scheduler_of(mine) -> dict:
     return {"prefix_cache": minikv.RadixCache, "scheduler": mine.Scheduler}
 
 
-LOOKUP = "`look_up`: what it asks the cache for, and when"
+LOOKUP = "`look_up`: does it ask for all tokens, and anew each time?"
 
-scenario(
-    "07.5",
-    partial(serve, scheduler_of),
-    Group(
-        "two equal prompts in one step",
-        [
-            ({}, "add s13 2; add s13 2; step; finish; evict 128"),
-            ({}, "add s13 3; add s13 3; step; spoil; finish"),
-            ({"block_size": 3}, "add s13 3; add s13 3; step 3; evict 128"),
-            ({}, "add s13 5; add s9q6 5; step 4; finish; evict 128"),
-            ({}, "add s13 5; add s13 5 x; add s13 5 x; step 4"),
-            ({"max_batch_tokens": 8}, "add s15 3; add s15 3; step 5; evict 128"),
-            ({"prefix_cache": False}, "add s13 2; add s13 2; step; finish"),
-        ],
-        look="`share_full_blocks`: the loop over the blocks that are new in the tree",
-    ),
-)
+scenario("07.5", partial(serve, scheduler_of),
+    Group("two equal prompts in one step", [({}, "add s13 2; add s13 2; step; finish; evict 128"),
+          ({}, "add s13 3; add s13 3; step; spoil; finish"),
+          ({"block_size": 3}, "add s13 3; add s13 3; step 3; evict 128"),
+          ({}, "add s13 5; add s9q6 5; step 4; finish; evict 128"),
+          ({}, "add s13 5; add s13 5 x; add s13 5 x; step 4"),
+          ({"max_batch_tokens": 8}, "add s15 3; add s15 3; step 5; evict 128"),
+          ({"prefix_cache": False}, "add s13 2; add s13 2; step; finish")],
+          "`share_full_blocks`: the loop over the blocks that are new in the tree"),
+)  # fmt: skip
 
-scenario(
-    "07.5",
-    partial(serve, scheduler_of),
-    Group(
-        "a prompt that is cached to its last token",
-        [*(({"block_size": n}, "add s12 2; finish; add s12 2; look; finish") for n in (4, 1, 3)),
-         ({}, "add s14 1; finish; add s14 1; look; finish"),
-         ({}, "add s13 1; finish; add s13 1; look; finish; add s12q8 1; look; finish"),
-         ({}, "add s4 1; finish; add s4 1; look; finish; add s5 1; look; finish")],
-        look=LOOKUP,
-    ),
-    Group(
-        "a hit that is gone when its turn comes",
-        [({"num_blocks": 8},
+scenario("07.5", partial(serve, scheduler_of),
+    Group("a prompt that is cached to its last token",
+          [*(({"block_size": n}, "add s12 2; finish; add s12 2; look; finish") for n in (4, 1, 3)),
+          ({}, "add s14 1; finish; add s14 1; look; finish"),
+          ({}, "add s13 1; finish; add s13 1; look; finish; add s12q8 1; look; finish"),
+          ({}, "add s4 1; finish; add s4 1; look; finish; add s5 1; look; finish")], LOOKUP),
+    Group("a hit that is gone when its turn comes",
+          [({"num_blocks": 8},
           "add s12 1; finish; add i3q4 9; step; hold 2; add s12q9 3; step; evict 3; free; finish"),
-         ({}, "store s12; add s12q9 2; look; evict 3; store q12; look; store s12; look; finish"),
-         ({}, "add s12q9 2; look; store s12; look; store s12q4; look; finish")],
-        look=LOOKUP,
-    ),
-    Group(
-        "a hit that is gone after a preemption",
-        [({}, "add s8 9; step 7; preempt; look; finish"),
-         ({}, "add s8 1; finish; add s8 9; step 5; preempt; look; evict 9; look; finish"),
-         ({}, "add s8 9; look; step 2; preempt; look; step 4; preempt; look; finish")],
-        look=LOOKUP,
-    ),
-    Group(
-        "salt, threshold and swap are as they were",
-        [({"prefix_cache": False}, "add s21 2; look; finish"),
-         ({}, "add s9 1 x; finish; add s9 1 y; look; finish; add s9 1 x; look; finish"),
-         ({}, "add s9 1; finish; add s9 1 x; look; finish; add s9 1; look; finish"),
-         ({}, "add s9 1; finish; add s9 1 empty; look; finish; add s9 1 zero; look"),
-         ({"min_prefix_tokens": 8}, "add s9 1; finish; add s9 1; look; finish"),
-         ({"min_prefix_tokens": 9}, "add s9 1; finish; add s9 1; look; finish"),
-         ({"preemption": "swap", "host_blocks": 16}, "add s21 9; step; preempt; look")],
-        look=LOOKUP,
-    ),
+          ({}, "store s12; add s12q9 2; look; evict 3; store q12; look; store s12; look; finish"),
+          ({}, "add s12q9 2; look; store s12; look; store s12q4; look; finish")], LOOKUP),
+    Group("a hit that is gone after a preemption",
+          [({}, "add s8 9; step 7; preempt; look; finish"),
+          ({}, "add s8 1; finish; add s8 9; step 5; preempt; look; evict 9; look; finish"),
+          ({}, "add s8 9; look; step 2; preempt; look; step 4; preempt; look; finish")], LOOKUP),
+    Group("salt, threshold and swap are as they were",
+          [({"prefix_cache": False}, "add s21 2; look; finish"),
+          ({}, "add s9 1 x; finish; add s9 1 y; look; finish; add s9 1 x; look; finish"),
+          ({}, "add s9 1; finish; add s9 1 x; look; finish; add s9 1; look; finish"),
+          ({}, "add s9 1; finish; add s9 1 empty; look; finish; add s9 1 zero; look"),
+          ({"min_prefix_tokens": 8}, "add s9 1; finish; add s9 1; look; finish"),
+          ({"min_prefix_tokens": 9}, "add s9 1; finish; add s9 1; look; finish"),
+          ({"preemption": "swap", "host_blocks": 16}, "add s21 9; step; preempt; look")], LOOKUP),
 )  # fmt: skip
 
 
@@ -973,35 +853,21 @@ def any_turns() -> list[tuple]:
 
 AGREE = "up to which token do the turn and the next prompt agree?"
 
-scenario(
-    "07.6",
-    turn_ends,
-    Group(
-        "nothing is left out: everything can be found",
-        [(4, "abcdefgh"), (4, "abcdef ghij"), (3, "abcd () efgh"), (4, "abcd () efgh ()")],
-        look="which parts come before the first token that is left out?",
-    ),
-    Group(
-        "reasoning at the end",
-        [(4, "abcdefgh (rrrr)"), (4, "abcdef (rrrrrr)"), (3, "abcd ef (rrrrr)"), (1, "ab (rr)")],
-        look=AGREE,
-    ),
-    Group(
-        "an answer behind the reasoning",
-        [(4, "abcd (rrrr) efgh"), (4, "abcdef (rrrr) ghijkl"), (3, "abcd (rr) efghijk"),
-         (4, "abcdef (rr) ghij"), (1, "ab (r) cd")],
-        look="what lies in the blocks that `insert` takes for the answer?",
-    ),
-    Group(
-        "several pieces of reasoning",
-        [(4, "abcd (rrrr) efgh (ssss) ijkl"), (3, "abcd (r) ef (sssss) ghi"),
-         (4, "abcd () ef (rr) gh")],
-        look=AGREE,
-    ),
-    Group(
-        "it begins with what is left out", [(4, "(rrrr) abcdefgh"), (4, "(rr) abcd")], look=AGREE
-    ),
-    Group("any turns", any_turns(), look=LINES_ABOVE),
+scenario("07.6", turn_ends,
+    Group("nothing is left out: everything can be found",
+          [(4, "abcdefgh"), (4, "abcdef ghij"), (3, "abcd () efgh"), (4, "abcd () efgh ()")],
+          "which parts come before the first token that is left out?"),
+    Group("reasoning at the end", [(4, "abcdefgh (rrrr)"), (4, "abcdef (rrrrrr)"),
+          (3, "abcd ef (rrrrr)"), (1, "ab (rr)")], AGREE),
+    Group("an answer behind the reasoning",
+          [(4, "abcd (rrrr) efgh"), (4, "abcdef (rrrr) ghijkl"), (3, "abcd (rr) efghijk"),
+          (4, "abcdef (rr) ghij"), (1, "ab (r) cd")],
+          "where does the first token stand that `insert` takes and that does not return?"),
+    Group("several pieces of reasoning", [(4, "abcd (rrrr) efgh (ssss) ijkl"),
+          (3, "abcd (r) ef (sssss) ghi"), (4, "abcd () ef (rr) gh")], AGREE),
+    Group("it begins with what is left out", [(4, "(rrrr) abcdefgh"), (4, "(rr) abcd")], AGREE),
+    Group("any turns", any_turns(),
+          "how many tokens from the first on return, and how many whole blocks are these?"),
 )  # fmt: skip
 
 
@@ -1009,7 +875,7 @@ scenario(
     "07.6",
     "tinypy: the next turn has the oracle's tokens",
     cause="the next turn reads keys and values of other tokens",
-    look=LINES_ABOVE,
+    look="which of the tokens that are kept does the next prompt not repeat?",
 )
 def _(mine):
     _, found, tokens, expected = two_turns(tinypy(), mine.insert_turn)
@@ -1103,59 +969,39 @@ def stepping(mine, program, log: Log) -> None:
 
 ALL = "`append`: what happens to each pair of a sequence and a token, and in which order"
 
-scenario(
-    "07.7",
-    stepping,
-    Group(
-        "one request: a token per step, until it has all",
-        [({}, "add s5 1; step"), ({}, "add s5 3; finish"),
-         ({"prefix_cache": False}, "add q9 4; finish")],
-        look=ALL,
-    ),
-    Group(
-        "several requests: one output each",
-        [({}, "add s5 2; add q9 3; finish"), ({}, "add s13 1; add i3 4; step 2; add q9 2; finish")],
-        look="`append`: the requests that got a token",
-    ),
-    Group(
-        "a prompt in chunks gets its token after the last one",
-        [({"max_batch_tokens": 8}, "add s13 2; finish"),
-         ({"max_batch_tokens": 8}, "add i3 6; step; add s20 2; finish")],
-        look="`step`: which sequences the token ids belong to",
-    ),
-    Group(
-        "a stop token, a stop string, the end token",
-        [({}, "add s13 9 colon; step"), ({}, "add q9 9 colon; finish"),
-         ({}, "add s13 9 self; finish"), ({}, "add s24 9 either; finish"),
-         ({}, "add q9 9 either; finish"), ({}, "add q9 4 colon; finish"),
-         ({}, "add m9 9 end; finish")],
-        look="`_finishes`: when is a sequence finished, and why?",
-    ),
-    Group(
-        "samples of a request finish one by one",
-        [({}, "add q9 2 two; finish"), ({}, "add q9 8 three; finish"),
-         ({}, "add q9 8 three; add s13 6; finish")],
-        look="`append`: when is a request done?",
-    ),
-    Group(
-        "what was written is found by the next turn",
-        [({}, "add s7 6; finish; again 2; finish"), ({}, "add s8 5; finish; again 2; finish"),
-         ({"block_size": 1}, "add i3 3; finish; again 3; finish")],
-        look="`append`: the blocks that a decode fills",
-    ),
-    Group(
-        "short of blocks: some wait, some are preempted",
-        [({"num_blocks": 8}, "add s13 9; add q9 9; finish"),
-         ({"num_blocks": 8, "preemption": "swap", "host_blocks": 8}, "add s13 9; add q9 9; finish"),
-         ({"num_blocks": 8, "max_num_seqs": 1}, "add s13 2; add q9 2; add i3 2; finish")],
-        look=ALL,
-    ),
-    Group(
-        "where nothing can run, the engine says so",
-        [({"num_blocks": 8}, "hold 7; add s13 2; step"),
-         ({"num_blocks": 8}, "hold 7; add s13 2; step; free; finish")],
-        look="`step`: what it returns for a plan without sequences",
-    ),
+scenario("07.7", stepping,
+    Group("one request: a token per step, until it has all",
+          [({}, "add s5 1; step"), ({}, "add s5 3; finish"),
+          ({"prefix_cache": False}, "add q9 4; finish")], ALL),
+    Group("several requests: one output each",
+          [({}, "add s5 2; add q9 3; finish"),
+          ({}, "add s13 1; add i3 4; step 2; add q9 2; finish")],
+          "`append`: the requests that got a token"),
+    Group("a prompt in chunks gets its token after the last one",
+          [({"max_batch_tokens": 8}, "add s13 2; finish"),
+          ({"max_batch_tokens": 8}, "add i3 6; step; add s20 2; finish")],
+          "`step`: which sequences the token ids belong to"),
+    Group("a stop token, a stop string, the end token",
+          [({}, "add s13 9 colon; step"), ({}, "add q9 9 colon; finish"),
+          ({}, "add s13 9 self; finish"), ({}, "add s24 9 either; finish"),
+          ({}, "add q9 9 either; finish"), ({}, "add q9 4 colon; finish"),
+          ({}, "add m9 9 end; finish")], "`_finishes`: when is a sequence finished, and why?"),
+    Group("samples of a request finish one by one",
+          [({}, "add q9 2 two; finish"), ({}, "add q9 8 three; finish"),
+          ({}, "add q9 8 three; add s13 6; finish")], "`append`: when is a request done?"),
+    Group("what was written is found by the next turn",
+          [({}, "add s7 6; finish; again 2; finish"), ({}, "add s8 5; finish; again 2; finish"),
+          ({"block_size": 1}, "add i3 3; finish; again 3; finish")],
+          "`append`: the blocks that a decode fills"),
+    Group("short of blocks: some wait, some are preempted",
+          [({"num_blocks": 8}, "add s13 9; add q9 9; finish"),
+          ({"num_blocks": 8, "preemption": "swap", "host_blocks": 8},
+          "add s13 9; add q9 9; finish"), ({"num_blocks": 8, "max_num_seqs": 1},
+          "add s13 2; add q9 2; add i3 2; finish")], ALL),
+    Group("where nothing can run, the engine says so",
+          [({"num_blocks": 8}, "hold 7; add s13 2; step"),
+          ({"num_blocks": 8}, "hold 7; add s13 2; step; free; finish")],
+          "`step`: what it returns for a plan without sequences"),
 )  # fmt: skip
 
 
@@ -1212,26 +1058,16 @@ def any_attacks() -> list[tuple]:
     return programs
 
 
-scenario(
-    "07.8",
-    attack,
-    Group(
-        "another customer has sent one of the guesses",
-        [(4, secret, None, seed) for seed, secret in enumerate((0, 2, 3, 1))],
-        look="which of the times is a hit's?",
-    ),
-    Group(
-        "nobody has sent any: None",
-        [(4, None, None, seed) for seed in range(6)],
-        look="what the decoy is for",
-    ),
-    Group(
-        "under a salt there is nothing to see: None",
-        [(4, secret, "another", 10 + secret) for secret in range(4)],
-        look="what the decoy is for",
-    ),
-    Group("any number of guesses", any_attacks(), look="the smallest time, and the decoy's"),
-)
+scenario("07.8", attack,
+    Group("another customer has sent one of the guesses",
+          [(4, secret, None, seed) for seed, secret in enumerate((0, 2, 3, 1))],
+          "which of the times is a hit's?"),
+    Group("nobody has sent any: None", [(4, None, None, seed) for seed in range(6)],
+          "what the decoy is for"),
+    Group("under a salt there is nothing to see: None",
+          [(4, secret, "another", 10 + secret) for secret in range(4)], "what the decoy is for"),
+    Group("any number of guesses", any_attacks(), "the smallest time, and the decoy's"),
+)  # fmt: skip
 
 
 # ── 07.9 Retention on a trace ─────────────────────────────────────────────────
@@ -1300,73 +1136,44 @@ def random_retention(seed: int) -> tuple[int, int, str]:
 
 
 small = under(16, 1)
-scenario(
-    "07.9",
-    retaining,
-    Group(
-        "without a pin, by age",
-        small("+a @1 +b @1 +c -2 -9", "+a @1 +b !a -1 -9", "+ab @1 +x @1 !ab -1 -9",
-              "+a @1 +b @1 !a @1 !b -1"),
-        look="`pinned`: what is compared if neither leaf is pinned?",
-    ),
-    Group(
-        "leaves first, each from its end",
-        [*small("+abc -1 -1 -9", "+ab +ac -1 -9", "+abc +abd -9 -1", "+ab +ac +ad -9"),
-         (16, 3, "+abc +abd -1 -9")],
-        look="when can a parent go?",
-    ),
-    Group(
-        "what a pin holds goes last, with all above it",
-        small("+a @1 +b ^a:20 -1 -9", "+ab @1 +ac @1 +x ^ab:20 -2 -9", "+abc +x ^abc:20 @1 +y -3",
-              "+ab @1 +x ^ab:20 ^x:20 @1 +y @1 +z -2 -9",
-              "+ab [ab ^ab:20 ]ab @1 +x -1"),
-        look="`pinned`: what is `until` of a leaf without a pin?",
-    ),
-    Group(
-        "a pin ends at its deadline",
-        small("+a @1 +b ^a:10 @9 -1 -9", "+a ^a:10 @1 +b @9 -1", "+a ^a:10 @1 +b @12 -1",
-              "+a ^a:20 @1 +b ^a:5 @1 +c @5 -2", "+a ^a:9 +b ^b:3 @1 +c @9 -2",
-              "+a ^a:10 @1 +b @1 +c -1 @8 -1", "+a ^a:10 @1 +b @1 +c -1 @9 -1"),
-        look="`first_leaf`: at the deadline itself, is the pin over?",
-    ),
-    Group(
-        "pins yield if nothing else is left",
-        small("+ab ^ab:20 -1 -9", "+a ^a:9 @1 +b ^b:9 -1 -1", "+ab ^ab:9 [ab -9 ]ab -9",
-              "+a [a +ab ]a ^ab:9 -1 @1 +x -1 -9"),
-        look="a pin is a wish: what is in `order`?",
-    ),
-    Group(
-        "what is locked stays",
-        small("+ab +x [ab -9 ]ab -9", "+abc @1 [a -9 ]a -9", "+abc +abd [ab -9 ]ab -1"),
-        look="which nodes are in `unlocked`?",
-    ),
-    Group(
-        "a parent takes over what its child had",
-        small("+a [a +ab ]a @1 +z @1 !ab ^z:1 -1 @5 -1", "+a [a +ab ]a ^ab:50 -1 @1 +z -1",
-              "+a [a +abc ]a ^abc:50 ^a:3 -2 @9 +z -1", "+a [a +ab ]a ^ab:3 ^a:50 -1 @9 +z -1",
-              "+ab +ac @1 ^ab:3 ^ac:50 @1 -2 @9 +z -1"),
-        look="`first_leaf`: which leaf stands where a child of it stood?",
-    ),
-    Group(
-        "pins hold a share of the pool",
-        under(8, 1)("+abcd ^abcd:9 -1", "+abcde ^abcde:9 @1 +x -1", "+abc ^abc:9 +abd ^abd:9 -9",
-                    "+abc +x ^abc:9 ^x:9 +y ^y:9 @1 +z -1", "+abc ^abc:9 @9 +xyz ^xyz:9",
-                    "+ab [ab +abcd ]ab ^abcd:9 +x ^x:9", "+ab [ab +abcde ]ab ^abcde:9",
-                    "+ab ^ab:9 +abcde ^abcde:9 @1 +x -1", "+a ^b:9",
-                    "+a @1 ^a:500 @1 +z @1 +y @1 -1 +abcde @1 ^abcde:500 @1 +x @1 -1 -1"),
-        look="`pin`: which blocks does it keep, and which pins count?",
-    ),
-    Group(
-        "and for a limited time",
-        small("+a ^a:99999 @1 +b @598 -1", "+a ^a:99999 @1 +b @599 -1"),
-        look="`pin`: what is LONGEST for?",
-    ),
-    Group(
-        "how many were released",
-        small("+ab -0 -1 -9 -1", "+ab -5", "+ab ^ab:9 --1", "+ab [ab -2"),
-        look="`first_leaf`: which leaf is left?",
-    ),
-    Group("60 random programs", [random_retention(seed) for seed in range(60)], look=LINES_ABOVE),
+scenario("07.9", retaining,
+    Group("without a pin, by age", small("+a @1 +b @1 +c -2 -9", "+a @1 +b !a -1 -9",
+          "+ab @1 +x @1 !ab -1 -9", "+a @1 +b @1 !a @1 !b -1"),
+          "`pinned`: what is compared if neither leaf is pinned?"),
+    Group("leaves first, each from its end",
+          [*small("+abc -1 -1 -9", "+ab +ac -1 -9", "+abc +abd -9 -1", "+ab +ac +ad -9"),
+          (16, 3, "+abc +abd -1 -9")], "when can a parent go?"),
+    Group("what a pin holds goes last, with all above it",
+          small("+a @1 +b ^a:20 -1 -9", "+ab @1 +ac @1 +x ^ab:20 -2 -9", "+abc +x ^abc:20 @1 +y -3",
+          "+ab @1 +x ^ab:20 ^x:20 @1 +y @1 +z -2 -9", "+ab [ab ^ab:20 ]ab @1 +x -1"),
+          "`pinned`: what is `until` of a leaf without a pin?"),
+    Group("a pin ends at its deadline", small("+a @1 +b ^a:10 @9 -1 -9", "+a ^a:10 @1 +b @9 -1",
+          "+a ^a:10 @1 +b @12 -1", "+a ^a:20 @1 +b ^a:5 @1 +c @5 -2", "+a ^a:9 +b ^b:3 @1 +c @9 -2",
+          "+a ^a:10 @1 +b @1 +c -1 @8 -1", "+a ^a:10 @1 +b @1 +c -1 @9 -1"),
+          "`first_leaf`: at the deadline itself, is the pin over?"),
+    Group("pins yield if nothing else is left",
+          small("+ab ^ab:20 -1 -9", "+a ^a:9 @1 +b ^b:9 -1 -1", "+ab ^ab:9 [ab -9 ]ab -9",
+          "+a [a +ab ]a ^ab:9 -1 @1 +x -1 -9"), "a pin is a wish: what is in `order`?"),
+    Group("what is locked stays", small("+ab +x [ab -9 ]ab -9", "+abc @1 [a -9 ]a -9",
+          "+abc +abd [ab -9 ]ab -1"), "which nodes are in `unlocked`?"),
+    Group("a parent takes over what its child had",
+          small("+a [a +ab ]a @1 +z @1 !ab ^z:1 -1 @5 -1", "+a [a +ab ]a ^ab:50 -1 @1 +z -1",
+          "+a [a +abc ]a ^abc:50 ^a:3 -2 @9 +z -1", "+a [a +ab ]a ^ab:3 ^a:50 -1 @9 +z -1",
+          "+ab +ac @1 ^ab:3 ^ac:50 @1 -2 @9 +z -1"),
+          "`first_leaf`: which leaf stands where a child of it stood?"),
+    Group("pins hold a share of the pool", under(8, 1)("+abcd ^abcd:9 -1",
+          "+abcde ^abcde:9 @1 +x -1", "+abc ^abc:9 +abd ^abd:9 -9",
+          "+abc +x ^abc:9 ^x:9 +y ^y:9 @1 +z -1", "+abc ^abc:9 @9 +xyz ^xyz:9",
+          "+ab [ab +abcd ]ab ^abcd:9 +x ^x:9", "+ab [ab +abcde ]ab ^abcde:9",
+          "+ab ^ab:9 +abcde ^abcde:9 @1 +x -1", "+a ^b:9",
+          "+a @1 ^a:500 @1 +z @1 +y @1 -1 +abcde @1 ^abcde:500 @1 +x @1 -1 -1"),
+          "`pin`: which blocks does it keep, and which pins count?"),
+    Group("and for a limited time", small("+a ^a:99999 @1 +b @598 -1", "+a ^a:99999 @1 +b @599 -1"),
+          "`pin`: what is LONGEST for?"),
+    Group("how many were released", small("+ab -0 -1 -9 -1", "+ab -5", "+ab ^ab:9 --1",
+          "+ab [ab -2"), "`first_leaf`: which leaf is left?"),
+    Group("60 random programs", [random_retention(seed) for seed in range(60)],
+          "before the step that differs: who has pinned what, and until when?"),
 )  # fmt: skip
 
 
@@ -1428,15 +1235,10 @@ def among_many(mine, program, log: Log) -> None:
         log("", {"nodes, entries and ages that are looked at:": at_most(num_leaves // 3, seen)})
 
 
-scenario(
-    "07.9",
-    among_many,
-    Group(
-        "among a thousand leaves, without looking at each",
-        [(1000, 0), (1000, 60)],
-        look="`first_leaf`: which leaf does `order` name first, and what may be wrong with it?",
-    ),
-)
+scenario("07.9", among_many,
+    Group("among a thousand leaves, without looking at each", [(1000, 0), (1000, 60)],
+          "`first_leaf`: which leaf does `order` name first, and what may be wrong with it?"),
+)  # fmt: skip
 
 
 @cache
@@ -1456,15 +1258,11 @@ def on_a_trace(mine, program, log: Log) -> None:
     log("", {"tokens that are computed again:": retention.serve(load, num_blocks, make)[0]})
 
 
-scenario(
-    "07.9",
-    on_a_trace,
-    Group(
-        "a trace of agents, chats and single requests",
-        [(1, 512, 600), (2, 768, 600), (3, 512, 10)],
-        look=LINES_ABOVE,
-    ),
-)
+scenario("07.9", on_a_trace,
+    Group("a trace of agents, chats and single requests",
+          [(1, 512, 600), (2, 768, 600), (3, 512, 10)],
+          "what was evicted, and is asked for again: which rule should have kept it?"),
+)  # fmt: skip
 
 
 # ── The reader's parts in the engine ──────────────────────────────────────────

@@ -10,7 +10,7 @@ from minikv.course.chapters.ch16_newer_models.choosing import SIZE
 from minikv.course.chapters.ch16_newer_models.given import with_windows
 from minikv.course.chapters.ch16_newer_models.latent import normed, queries, random_weights, turn
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
-from minikv.course.judge.programs import LINES_ABOVE, OperationMode
+from minikv.course.judge.programs import OperationMode
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.course.pictures.snapshot import counted
 
@@ -35,30 +35,19 @@ def chunks(mine, program, log: Log) -> None:
         log("", {"blocks of each step:": list(held)})
 
 
-scenario(
-    "16.1",
-    first_blocks,
-    Group(
-        "one token per block",
-        [(position, 3, 1) for position in (2, 3, 4, 9)],
-        look="how many tokens does a window of 3 show, the query's own included?",
-    ),
-    Group(
-        "a block stays while one of its tokens is seen",
-        [(position, 6, 4) for position in (5, 8, 9, 12, 13, 16, 17)],
-        look="the earliest token that the query sees: in which block is it?",
-    ),
-    Group(
-        "near the beginning",
-        [(0, 6, 4), (3, 6, 4), (4, 6, 4), (0, 1, 1), (7, 100, 16)],
-        look="what does a query see if there are fewer tokens than a window?",
-    ),
-    Group(
-        "windows and blocks of any size",
-        [(p, w, s) for w in (1, 2, 7, 16, 64) for s in (1, 3, 16) for p in (w, 2 * w, 40 * w + 5)],
-        look="the window is in tokens, and need not be whole blocks",
-    ),
-)
+scenario("16.1", first_blocks,
+    Group("one token per block", [(position, 3, 1) for position in (2, 3, 4, 9)],
+          "how many tokens does a window of 3 show, the query's own included?"),
+    Group("a block stays while one of its tokens is seen",
+          [(position, 6, 4) for position in (5, 8, 9, 12, 13, 16, 17)],
+          "the earliest token that the query sees: in which block is it?"),
+    Group("near the beginning", [(0, 6, 4), (3, 6, 4), (4, 6, 4), (0, 1, 1), (7, 100, 16)],
+          "what does a query see if there are fewer tokens than a window?"),
+    Group("windows and blocks of any size",
+          [(p, w, s) for w in (1, 2, 7, 16, 64) for s in (1, 3, 16)
+          for p in (w, 2 * w, 40 * w + 5)],
+          "the window is in tokens, and need not be whole blocks"),
+)  # fmt: skip
 
 
 def random_prefill(seed: int) -> tuple[int, int, int, int]:
@@ -66,31 +55,18 @@ def random_prefill(seed: int) -> tuple[int, int, int, int]:
     return draw.randint(1, 90), draw.randint(1, 40), draw.randint(1, 30), draw.choice((1, 3, 4, 16))
 
 
-scenario(
-    "16.1",
-    chunks,
-    Group(
-        "one token per step",
-        [(6, 1, 3, 1), (12, 1, 4, 4), (9, 1, 6, 4)],
-        look="a decode step: the token that it writes is one of its window",
-    ),
-    Group(
-        "chunks longer than the window",
-        [(16, 8, 6, 4), (24, 12, 4, 4), (10, 5, 2, 1), (64, 32, 8, 16)],
-        look="which query of the chunk looks back furthest?",
-    ),
-    Group(
-        "chunks shorter than the window",
-        [(16, 4, 9, 4), (20, 2, 7, 4), (30, 3, 10, 1)],
-        look="what was written before the chunk, and is still seen?",
-    ),
-    Group(
-        "what is left at the end",
-        [(5, 8, 6, 4), (17, 8, 6, 4), (13, 4, 5, 3)],
-        look="the last chunk may be shorter",
-    ),
-    Group("any prefill", [random_prefill(seed) for seed in range(40)], look=LINES_ABOVE),
-)
+scenario("16.1", chunks,
+    Group("one token per step", [(6, 1, 3, 1), (12, 1, 4, 4), (9, 1, 6, 4)],
+          "a decode step: the token that it writes is one of its window"),
+    Group("chunks longer than the window", [(16, 8, 6, 4), (24, 12, 4, 4), (10, 5, 2, 1),
+          (64, 32, 8, 16)], "which query of the chunk looks back furthest?"),
+    Group("chunks shorter than the window", [(16, 4, 9, 4), (20, 2, 7, 4), (30, 3, 10, 1)],
+          "what was written before the chunk, and is still seen?"),
+    Group("what is left at the end", [(5, 8, 6, 4), (17, 8, 6, 4), (13, 4, 5, 3)],
+          "the last chunk may be shorter"),
+    Group("any prefill", [random_prefill(seed) for seed in range(40)],
+          "which blocks does the first query of this chunk see, and which the last?"),
+)  # fmt: skip
 
 
 # ── 16.2 The longest hit for all layers ───────────────────────────────────────
@@ -110,36 +86,23 @@ def random_hit(seed: int) -> tuple[str, int, int]:
     return blocks, draw.randint(1, 20), draw.choice((1, 2, 3, 4))
 
 
-scenario(
-    "16.2",
-    hits,
-    Group(
-        "everything is there, or nothing",
-        [("", 6, 4), ("+", 6, 4), ("++++", 6, 4), ("-", 6, 4), ("----", 6, 4), ("+++", 100, 1)],
-        look="which prefix is valid if no block has its windows?",
-    ),
-    Group(
-        "what is behind the window may be missing",
-        [("-++", 6, 4), ("+-++", 6, 4), ("---++", 6, 4), ("----+", 4, 4), ("--++++", 4, 1)],
-        look="which blocks does the first query after the prefix look at?",
-    ),
-    Group(
-        "a block within the window is missing",
-        [("+-+", 6, 4), ("++-+", 6, 4), ("++-", 6, 4), ("++++-", 2, 4), ("+++-", 3, 1)],
-        look="try the next shorter prefix, with a window of its own",
-    ),
-    Group(
-        "several are missing",
-        [("+--+", 6, 4), ("+-+-+", 6, 4), ("-+-+", 6, 4), ("++-+-+", 10, 4), ("-++-+-", 5, 2)],
-        look="the prefix that is left must be valid, too",
-    ),
-    Group(
-        "the edge of the window",
-        [("-+", 5, 4), ("-+", 6, 4), ("+-+", 5, 4), ("-++", 3, 1), ("-++", 4, 1), ("-+", 1, 4),
-         ("+-", 1, 4), ("--", 1, 1)],
-        look="the first query stands behind the last block, and sees itself",
-    ),
-    Group("any blocks", [random_hit(seed) for seed in range(60)], look=LINES_ABOVE),
+scenario("16.2", hits,
+    Group("everything is there, or nothing",
+          [("", 6, 4), ("+", 6, 4), ("++++", 6, 4), ("-", 6, 4), ("----", 6, 4), ("+++", 100, 1)],
+          "which prefix is valid if no block has its windows?"),
+    Group("what is behind the window may be missing",
+          [("-++", 6, 4), ("+-++", 6, 4), ("---++", 6, 4), ("----+", 4, 4), ("--++++", 4, 1)],
+          "which blocks does the first query after the prefix look at?"),
+    Group("a block within the window is missing",
+          [("+-+", 6, 4), ("++-+", 6, 4), ("++-", 6, 4), ("++++-", 2, 4), ("+++-", 3, 1)],
+          "try the next shorter prefix, with a window of its own"),
+    Group("several are missing", [("+--+", 6, 4), ("+-+-+", 6, 4), ("-+-+", 6, 4),
+          ("++-+-+", 10, 4), ("-++-+-", 5, 2)], "the prefix that is left must be valid, too"),
+    Group("the edge of the window", [("-+", 5, 4), ("-+", 6, 4), ("+-+", 5, 4), ("-++", 3, 1),
+          ("-++", 4, 1), ("-+", 1, 4), ("+-", 1, 4), ("--", 1, 1)],
+          "the first query stands behind the last block, and sees itself"),
+    Group("any blocks", [random_hit(seed) for seed in range(60)],
+          "which prefix is whole in each group, and which is the longest in all?"),
 )  # fmt: skip
 
 
@@ -247,49 +210,29 @@ def products(mine, program, log: Log) -> None:
     log("8 blocks, and 4", {"multiplications per further token and head:": seen})
 
 
-scenario(
-    "16.3",
-    caching,
-    Group(
-        "the entry of a token",
-        [(1, 4, 2, 4, 6, 1), (2, 4, 4, 4, 6, 3), (2, 3, 2, 5, 8, 2), (4, 6, 8, 6, 6, 5)],
-        look="which part is normed, which part is turned, and what do all heads share?",
-    ),
-)
-scenario(
-    "16.3",
-    absorbing,
-    Group(
-        "one head, one token",
-        [(1, 4, 2, 4, 6, 1, 1), (1, 4, 2, 4, 4, 1, 4), (1, 3, 4, 5, 8, 1, 2)],
-        look="with one token the weight is 1: what is left is W_UV times its latent",
-    ),
-    Group(
-        "several tokens of one block",
-        [(1, 4, 2, 4, 6, 3, 4), (2, 4, 2, 4, 6, 4, 4), (3, 2, 8, 5, 7, 5, 5)],
-        look="the scores: both parts of q and of the entry, and the scale",
-    ),
-    Group(
-        "several blocks",
-        [(2, 4, 2, 4, 6, 6, 2), (2, 4, 4, 4, 4, 11, 4), (4, 8, 4, 8, 16, 20, 4)],
-        look="which blocks hold the context, in which order, and how much of the last?",
-    ),
-    Group(
-        "layers of any size",
-        [(1 + i % 4, 2 + i % 5, 2 + 2 * (i % 3), 2 + i % 7, 3 + i, 1 + 3 * i, 1 + i % 4)
-         for i in range(16)],
-        look=LINES_ABOVE,
-    ),
+scenario("16.3", caching,
+    Group("the entry of a token", [(1, 4, 2, 4, 6, 1), (2, 4, 4, 4, 6, 3), (2, 3, 2, 5, 8, 2),
+          (4, 6, 8, 6, 6, 5)],
+          "which part is normed, which part is turned, and what do all heads share?"),
 )  # fmt: skip
-scenario(
-    "16.3",
-    products,
-    Group(
-        "no key and no value is made",
-        [(2, 8, 4, 8, 16, 0, 4), (4, 16, 4, 16, 32, 0, 2), (4, 8, 2, 8, 8, 0, 4)],
-        look="is `up_key` or `up_value` multiplied with every token, or once with q and the sum?",
-    ),
-)
+scenario("16.3", absorbing,
+    Group("one head, one token", [(1, 4, 2, 4, 6, 1, 1), (1, 4, 2, 4, 4, 1, 4),
+          (1, 3, 4, 5, 8, 1, 2)],
+          "with one token the weight is 1: what is left is W_UV times its latent"),
+    Group("several tokens of one block", [(1, 4, 2, 4, 6, 3, 4), (2, 4, 2, 4, 6, 4, 4),
+          (3, 2, 8, 5, 7, 5, 5)], "the scores: both parts of q and of the entry, and the scale"),
+    Group("several blocks", [(2, 4, 2, 4, 6, 6, 2), (2, 4, 4, 4, 4, 11, 4),
+          (4, 8, 4, 8, 16, 20, 4)],
+          "which blocks hold the context, in which order, and how much of the last?"),
+    Group("layers of any size", [(1 + i % 4, 2 + i % 5, 2 + 2 * (i % 3), 2 + i % 7, 3 + i,
+          1 + 3 * i, 1 + i % 4) for i in range(16)],
+          "which sizes are equal in the lines above, and are not here?"),
+)  # fmt: skip
+scenario("16.3", products,
+    Group("no key and no value is made", [(2, 8, 4, 8, 16, 0, 4), (4, 16, 4, 16, 32, 0, 2),
+          (4, 8, 2, 8, 8, 0, 4)],
+          "is `up_key` or `up_value` multiplied with every token, or once with q and the sum?"),
+)  # fmt: skip
 
 
 # ── 16.4 One choice for all heads ─────────────────────────────────────────────
@@ -332,42 +275,27 @@ def random_choice(seed: int) -> tuple:
     return blocks * SIZE + draw.randint(1, SIZE), 1, wishes
 
 
-scenario(
-    "16.4",
-    choosing,
-    Group(
-        "one head",
-        [(50, 1, [(0, 0, 1, 5)]), (50, 1, [(0, 0, 2, -5)]), (50, 2, [(0, 0, 2, 7), (0, 0, 0, -5)]),
-         (66, 2, [(0, 0, 3, 9), (0, 0, 1, 4)])],
-        look="the larger of two products in each channel: is the sign looked at?",
-    ),
-    Group(
-        "the heads of a group",
-        [(50, 1, [(0, 0, 1, 5), (0, 1, 2, 7)]), (50, 1, [(0, 0, 1, 7), (0, 1, 2, 5)]),
-         (66, 1, [(0, 0, 1, 5), (0, 1, 1, 5), (0, 2, 3, 8)]),
-         (66, 2, [(0, 0, 3, 7), (0, 1, 0, 5)])],
-        look="the highest bound of the group counts",
-    ),
-    Group(
-        "several KV heads",
-        [(50, 1, [(0, 0, 0, 5), (1, 0, 2, 7)]), (50, 1, [(0, 0, 2, 7), (1, 0, 0, 5)]),
-         (66, 1, [(0, 0, 1, 5), (1, 0, 3, -9), (2, 0, 0, 2)])],
-        look="who reads a KV head's keys?",
-    ),
-    Group(
-        "the newest token's own block, and short texts",
-        [(48, 9, [(0, 0, 2, 5), (1, 0, 0, 2)]), (32, 1, [(0, 0, 1, 5), (0, 0, 0, 2)]),
-         (33, 9, [(0, 0, 1, 5)]), (16, 2, [(0, 0, 0, 5)]), (17, 2, [(0, 0, 0, 5)])],
-        look="how many whole blocks are before the newest token's own?",
-    ),
+scenario("16.4", choosing,
+    Group("one head", [(50, 1, [(0, 0, 1, 5)]), (50, 1, [(0, 0, 2, -5)]),
+          (50, 2, [(0, 0, 2, 7), (0, 0, 0, -5)]), (66, 2, [(0, 0, 3, 9), (0, 0, 1, 4)])],
+          "the larger of two products in each channel: is the sign looked at?"),
+    Group("the heads of a group", [(50, 1, [(0, 0, 1, 5), (0, 1, 2, 7)]),
+          (50, 1, [(0, 0, 1, 7), (0, 1, 2, 5)]),
+          (66, 1, [(0, 0, 1, 5), (0, 1, 1, 5), (0, 2, 3, 8)]),
+          (66, 2, [(0, 0, 3, 7), (0, 1, 0, 5)])], "the highest bound of the group counts"),
+    Group("several KV heads", [(50, 1, [(0, 0, 0, 5), (1, 0, 2, 7)]),
+          (50, 1, [(0, 0, 2, 7), (1, 0, 0, 5)]),
+          (66, 1, [(0, 0, 1, 5), (1, 0, 3, -9), (2, 0, 0, 2)])],
+          "whose keys does a group of query heads read?"),
+    Group("the newest token's own block, and short texts",
+          [(48, 9, [(0, 0, 2, 5), (1, 0, 0, 2)]), (32, 1, [(0, 0, 1, 5), (0, 0, 0, 2)]),
+          (33, 9, [(0, 0, 1, 5)]), (16, 2, [(0, 0, 0, 5)]), (17, 2, [(0, 0, 0, 5)])],
+          "how many whole blocks are before the newest token's own?"),
 )  # fmt: skip
-scenario(
-    "16.4",
-    far_below,
-    Group("scores below zero", [(66, 1, 1, 2), (50, 1, 0, 1)], look="is a score of -9 a high one?"),
-)
-scenario(
-    "16.4",
-    choosing,
-    Group("any heads", [random_choice(seed) for seed in range(40)], look=LINES_ABOVE),
-)
+scenario("16.4", far_below,
+    Group("scores below zero", [(66, 1, 1, 2), (50, 1, 0, 1)], "is a score of -9 a high one?"),
+)  # fmt: skip
+scenario("16.4", choosing,
+    Group("any heads", [random_choice(seed) for seed in range(40)],
+          "for which head was the block chosen that differs, and who else reads it?"),
+)  # fmt: skip
