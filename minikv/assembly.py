@@ -4,7 +4,7 @@
 
 This is the one file of the core that names a wing (`cpu`, `gpu`, `groups`, `quant`, `retention`,
 `speculative`, `tiers`, `cluster`). It imports each of them only in the function that needs it.
-`minikv` gives `assemble` to `Engine`.
+Its last line gives `assemble` to `Engine`.
 """
 
 import logging
@@ -17,7 +17,7 @@ import torch
 from minikv.backend import AttentionBackend, MakeBackend, TorchAttention
 from minikv.blocks import BlockPool, BlockTable
 from minikv.config import EngineConfig, ModelConfig
-from minikv.engine import Classes, Loop, Parts
+from minikv.engine import Classes, Engine, Loop, Parts
 from minikv.events import LowerTiers
 from minikv.language_model import LanguageModel
 from minikv.paged import KVStore
@@ -51,13 +51,6 @@ def assemble(
     store = make(lm.config, config.num_blocks, config.block_size, lm.device, lm.dtype)
     host_store = make(lm.config, config.host_blocks, config.block_size, "cpu", lm.dtype)
     backend = (attention or backend_of(config, kind))(lm.config, store)
-    if config.batch_invariant:
-        if not hasattr(backend, "one_kernel"):
-            raise ValueError(
-                f"batch_invariant: only attention 'cpu' on float32, not {type(backend).__name__}"
-            )
-        backend.one_kernel = True
-    sampler = getattr(backend, "on_one_thread", lambda choose: choose)(sampler)
     runner, loop = Runner(lm, config, sampler, store, host_store, backend), Loop()
     if lm.device.type == "cuda":
         from minikv.gpu import run_ahead
@@ -76,8 +69,7 @@ def assemble(
 
         classes = with_policy(classes, config)
     tiers = tiers_below(runner, config) if config.host_blocks and config.prefix_cache else None
-    own = *getattr(loop, "listeners", ()), getattr(store, "open", None), tiers
-    listeners = [one for one in own if one is not None]
+    listeners = [one for one in (*loop.listeners, store.open, tiers) if one is not None]
     return Parts(config, runner, loop, tiers, listeners, sessions, classes)
 
 
@@ -193,3 +185,6 @@ def numba_problem() -> str:
 @cache
 def say_once(message: str) -> None:
     log.warning(message)
+
+
+Engine.assemble = staticmethod(assemble)  # the engine itself names none of its wings

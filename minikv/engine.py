@@ -22,7 +22,7 @@ from minikv.beam import beam_search, blocks_needed, make_room
 from minikv.blocks import BlockPool, BlockTable
 from minikv.config import EngineConfig
 from minikv.errors import OutOfBlocks, blame, require_int, require_number
-from minikv.events import Listener, LowerTiers, hold_back, listen
+from minikv.events import Listener, LowerTiers, blamed, hold_back, listen
 from minikv.invariants import check, why_stuck
 from minikv.language_model import LanguageModel
 from minikv.model import Transformer, Weights
@@ -39,6 +39,7 @@ class Loop:
     """The plain order of work: a step begins when the one before has ended."""
 
     ahead = 0  # tokens that a step may write behind the next one
+    listeners: Seq[Listener] = ()  # of its own, to the engine's pool and prefix cache
 
     def step(self, engine: "Engine") -> bool:
         """Schedule, run, append. Returns False if nothing can run.
@@ -87,7 +88,7 @@ class Engine:
     unfinished requests compute their K and V again. Nothing half done is ever read.
     """
 
-    assemble: ClassVar[Callable[..., Parts]]  # given by `minikv`, so that no wing is named here
+    assemble: ClassVar[Callable[..., Parts]]  # given by `minikv.assembly`
 
     def __init__(
         self,
@@ -116,7 +117,8 @@ class Engine:
         self.store, self.attention = self.runner.store, self.runner.attention
         self.tiers, self._listeners = parts.tiers, [*listeners, *parts.listeners]
         self._sessions = parts.sessions
-        self._make_pool, self.block_table, self._make_cache = parts.classes
+        self._make_pool, self.block_table, make = parts.classes
+        self._make_cache = make if prefix_cache is RadixCache else partial(blamed, make)
         self._make_scheduler = partial(scheduler, block_table=self.block_table,
                                        policy=partial(blame, "policy", policy))  # fmt: skip
         self._make_parts()
@@ -131,8 +133,7 @@ class Engine:
         config = self.config
         self.pool = self._make_pool(config.num_blocks)
         self.cache = self._make_cache(self.pool, config.block_size) if config.prefix_cache else None
-        for listener in self._listeners:
-            listen(listener, self.pool, self.cache)
+        listen(self._listeners, self.pool, self.cache)
         self.scheduler = self._make_scheduler(config, self.pool, self.cache)
         if self.tiers is not None:
             hold_back(self.tiers, self.scheduler)
