@@ -22,7 +22,7 @@ from minikv.beam import beam_search, blocks_needed, make_room
 from minikv.blocks import BlockPool, BlockTable
 from minikv.config import EngineConfig
 from minikv.errors import OutOfBlocks, blame, require_int, require_number
-from minikv.events import Listener, LowerTiers, blamed, hold_back, listen
+from minikv.events import Listener, LowerTiers, blamed, listen
 from minikv.invariants import check, why_stuck
 from minikv.language_model import LanguageModel
 from minikv.model import Transformer, Weights
@@ -91,19 +91,13 @@ class Engine:
     assemble: ClassVar[Callable[..., Parts]]  # given by `minikv.assembly`
 
     def __init__(
-        self,
-        lm: LanguageModel,
-        config: EngineConfig | None = None,
-        *,
-        block_pool: type[BlockPool] = BlockPool,
-        block_table: type[BlockTable] = BlockTable,
+        self, lm: LanguageModel, config: EngineConfig | None = None, *,
+        block_pool: type[BlockPool] = BlockPool, block_table: type[BlockTable] = BlockTable,
         prefix_cache: Callable[..., RadixCache] = RadixCache,
-        scheduler: type[Scheduler] = Scheduler,
-        policy: Policy = first_come_first_served,
-        sampler: ChooseTokens | None = None,
-        attention: MakeBackend | None = None,
+        scheduler: type[Scheduler] = Scheduler, policy: Policy = first_come_first_served,
+        sampler: ChooseTokens | None = None, attention: MakeBackend | None = None,
         listeners: Iterable[Listener] = (),
-    ):
+    ):  # fmt: skip
         """`listeners` are told what happens to blocks: see `minikv.events`. Raises ValueError,
         naming the argument, for anything that cannot be used."""
         if not isinstance(lm, LanguageModel):
@@ -136,7 +130,7 @@ class Engine:
         listen(self._listeners, self.pool, self.cache)
         self.scheduler = self._make_scheduler(config, self.pool, self.cache)
         if self.tiers is not None:
-            hold_back(self.tiers, self.scheduler)
+            self.tiers.hold_back(self.scheduler)
 
     # ── Requests ──────────────────────────────────────────────────────────────
 
@@ -180,7 +174,7 @@ class Engine:
     def generate(
         self,
         prompts: Seq[Prompt] | Prompt,
-        params: SamplingParams | Seq[SamplingParams] | None = None,
+        params: Seq[SamplingParams] | SamplingParams | None = None,
     ) -> list[RequestOutput]:
         """Continue every prompt; returns one output per prompt, in their order.
 

@@ -17,8 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 from minikv.blocks import BlockPool
 from minikv.errors import blame
 from minikv.radix import InsertResult, RadixCache
-from minikv.scheduler import Plan, Scheduler
-from minikv.sequence import Sequence
+from minikv.scheduler import Scheduler
 
 
 @runtime_checkable
@@ -49,14 +48,8 @@ class LowerTiers(Listener, Protocol):
     sequences back until their blocks have arrived. `minikv.tiers.tiers_of(engine)` has all that
     others can ask."""
 
-    host: BlockPool  # the blocks of host memory, which swapped-out sequences use, too
-
-    def plan(self, scheduler: Scheduler, schedule: Callable[[], Plan]) -> Plan:
-        """`schedule()`, without the sequences that must wait. If nothing else can run it may wait
-        for them."""
-
-    def plan_ahead(self, schedule: Callable[..., Plan], leaving: list[Sequence]) -> Plan:
-        """`schedule(leaving)`, which calls `plan`, while a step is under way: this never waits."""
+    def hold_back(self, scheduler: Scheduler) -> None:
+        """From now on plan with a new scheduler of any class, and lend it the host's blocks."""
 
     def stats(self) -> dict[str, Any]:
         """Blocks, hits, bytes and seconds, by tier."""
@@ -69,28 +62,21 @@ def listen(listeners: Seq[Listener], pool: BlockPool, cache: RadixCache | None) 
     """Let a new pool and a new prefix cache of any class tell listeners what happens."""
     _tell(listeners, "begin", pool, cache)
     if listeners:
-        _wrap(pool, "release", partial(_release, listeners, pool))
+        wrap(pool, "release", partial(_release, listeners, pool))
     if listeners and cache is not None:
-        _wrap(cache, "insert", partial(_insert, listeners))
-        _wrap(cache, "clear", partial(_clear, listeners))
+        wrap(cache, "insert", partial(_insert, listeners))
+        wrap(cache, "clear", partial(_clear, listeners))
 
 
 def blamed(make: Callable[..., RadixCache], pool: BlockPool, block_size: int) -> RadixCache:
     """A prefix cache of a class that was handed in. An error that is raised in it says so."""
     cache = blame("prefix cache", make, pool, block_size)
     for method in ("match", "insert", "lock", "unlock", "evict", "clear"):
-        _wrap(cache, method, partial(blame, "prefix cache"))
+        wrap(cache, method, partial(blame, "prefix cache"))
     return cache
 
 
-def hold_back(tiers: LowerTiers, scheduler: Scheduler) -> None:
-    """Let tiers plan with a new scheduler of any class."""
-    scheduler.host_pool = tiers.host
-    _wrap(scheduler, "schedule", partial(tiers.plan, scheduler))
-    _wrap(scheduler, "schedule_without", tiers.plan_ahead)
-
-
-def _wrap(part: Any, method: str, around: Callable) -> None:
+def wrap(part: Any, method: str, around: Callable) -> None:
     """From now on `part.method(…)` is `around(the plain method, …)`."""
     setattr(part, method, partial(around, getattr(part, method)))
 

@@ -65,7 +65,7 @@ def test_the_bundled_model_is_at_most_eight_megabytes():
 KERNELS = "minikv_kernels"  # what the folder kernels/ is imported as
 WINGS = (
     "checkpoint", "cpu", "gpu", "groups", "quant", "ring", "tiers", "cluster", "speculative",
-    "serving", "retention",
+    "serving", "retention", "machine",
 )  # fmt: skip
 ASSEMBLY = "minikv.assembly"  # puts the wings on, inside its functions
 # The upward arrows that there are, and why. At most 5.
