@@ -90,7 +90,8 @@ class RadixCache(radix.RadixCache):
     # ── 07.2 Insert and evict ─────────────────────────────────────────────────────
     def evict(self, num_blocks: int) -> int:
         """Release up to `num_blocks` blocks, least recently used leaves first, each leaf
-        from its end. Returns how many; fewer than asked if the rest is locked."""
+        from its end. Returns how many; fewer than asked if the rest is locked. Raises ValueError
+        for a negative number."""
         raise NotImplementedError("Exercise 07.2: RadixCache.evict")
 
     def _keys(self, token_ids: Seq[int]) -> list[Key]:
@@ -195,7 +196,8 @@ class ChainedCache:
     # ── 07.3 Chained hashes ───────────────────────────────────────────────────────
     def evict(self, num_blocks: int) -> int:
         """Release up to `num_blocks` blocks that only the cache holds, least recently used
-        first. Returns how many; less than asked when the others are in use."""
+        first. Returns how many; less than asked when the others are in use. Raises ValueError for
+        a negative number."""
         raise NotImplementedError("Exercise 07.3: ChainedCache.evict")
 
     @property

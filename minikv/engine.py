@@ -221,7 +221,7 @@ class Engine:
 
     def _end(self, request_ids: Seq[int], moved: Iterable[Request]) -> None:
         """Abort what is unfinished of these requests. Of those that have `moved`, the others are
-        kept for whoever calls `step`."""
+        kept for the next call of `step`."""
         self.recover()  # which may find that some are finished
         for request_id in request_ids:
             if request_id in self._requests:
@@ -302,8 +302,8 @@ class Engine:
 
     @contextmanager
     def changing_state(self) -> Iterator[None]:
-        """For whoever changes blocks, the pool, the prefix cache or the queues between two steps:
-        if what is done inside fails, the next call of the engine recovers."""
+        """In here blocks, the pool, the prefix cache or the queues may be changed between two
+        steps: if what is done inside fails, the next call of the engine recovers."""
         self.recover()
         self._is_sound = False
         yield
@@ -311,8 +311,8 @@ class Engine:
 
     def recover(self) -> None:
         """If a call was left before its end, make every part again, empty, and let all unfinished
-        sequences compute the K and V of their tokens again. Every call begins with it, and so does
-        whoever reads the engine's parts between two steps.
+        sequences compute the K and V of their tokens again. Every call begins with it. Call it,
+        too, before you read the engine's parts between two steps.
 
         Of what was there it reads requests, their tokens and counters. If it is interrupted as
         well, the next call begins with it. A request that cannot be queued again is aborted.

@@ -150,7 +150,8 @@ class RadixCache:
 
     def evict(self, num_blocks: int) -> int:
         """Release up to `num_blocks` blocks, least recently used leaves first, each leaf
-        from its end. Returns how many; fewer than asked if the rest is locked."""
+        from its end. Returns how many; fewer than asked if the rest is locked. Raises ValueError
+        for a negative number."""
         require_int("num_blocks", num_blocks, 0)
         gone = 0
         while gone < num_blocks and self.unlocked:

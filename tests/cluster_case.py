@@ -16,8 +16,8 @@ CONFIG = EngineConfig(num_blocks=64, max_num_seqs=8, attention="torch")
 class Fragile:
     """A worker in this process. It dies as `dies()` says, before or after it has computed."""
 
-    def __init__(self, lm, config=CONFIG, dies=lambda: False, turn_seconds=0.0):
-        self.make = lambda: EngineWorker(lm, config, turn_seconds)
+    def __init__(self, lm, config=CONFIG, dies=lambda: False, work_seconds=0.0):
+        self.make = lambda: EngineWorker(lm, config, work_seconds)
         self.worker, self.dies, self.is_gone = self.make(), dies, False
         self.num_deaths = self.num_ends = 0
         self.paused = threading.Event()
@@ -28,15 +28,15 @@ class Fragile:
             raise WorkerLost("is gone")
         return self.worker.start()
 
-    def turn(self, jobs, cancelled):
+    def work(self, jobs, cancelled):
         self.paused.wait(PATIENCE)
         before = self.dies()
-        turn = None if before else self.worker.turn(jobs, cancelled)
+        done = None if before else self.worker.work(jobs, cancelled)
         if before or self.dies():
             self.num_deaths += 1
             self.worker = self.make()
             raise WorkerLost("died")
-        return turn
+        return done
 
     def end(self):
         self.num_ends += 1
@@ -71,7 +71,7 @@ def one_engine(lm, prompts, params, config=CONFIG):
 
 def assert_all_is_free(workers):
     for one in workers:
-        one.worker.start()  # drops what was cancelled after the last turn
+        one.worker.start()  # drops what was cancelled after the last call
         engine = one.worker.engine
         engine.check()
         assert not engine.has_unfinished and not one.worker.jobs and not one.worker.arrived

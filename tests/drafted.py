@@ -104,7 +104,7 @@ def pytest_generate_tests(metafunc):
         return
     text = inspect.getsource(inspect.unwrap(function))
     if names_an_oracle(text) and function.__name__ not in left_out():
-        is_quick = file.stem in ("test_parity", "test_parts")
+        is_quick = file.stem == "test_parts"
         each = [pytest.param(None, id=pytest.HIDDEN_PARAM)]
         for one in DRAFTERS:
             if f"{function.__name__}[{one}]" in left_out():

@@ -19,7 +19,7 @@ from typing import Any
 
 from minikv.cluster.front import WorkerLost
 from minikv.cluster.ray_cluster import connected, import_ray
-from minikv.cluster.worker import EngineWorker, Hello, Job, Turn
+from minikv.cluster.worker import EngineWorker, Hello, Job, WorkDone
 from minikv.config import EngineConfig
 from minikv.errors import require_int
 
@@ -44,7 +44,7 @@ class Actor(EngineWorker):
 
 class RayWorker:
     """A `minikv.cluster.front.Worker` in an actor of its own, made when it is first started.
-    patience: seconds that a turn may take."""
+    patience: seconds that a call of `work` may take."""
 
     def __init__(self, make: Callable[[], Any], patience: float):
         self.ray, self.make, self.patience = import_ray(), make, patience
@@ -68,9 +68,9 @@ class RayWorker:
         except (self.ray.exceptions.RayError, TimeoutError) as error:
             raise WorkerLost(str(error)) from error
 
-    def turn(self, jobs: Seq[Job], cancelled: Seq[int]) -> Turn:
+    def work(self, jobs: Seq[Job], cancelled: Seq[int]) -> WorkDone:
         try:
-            return self.ray.get(self.actor.turn.remote(jobs, cancelled), timeout=self.patience)
+            return self.ray.get(self.actor.work.remote(jobs, cancelled), timeout=self.patience)
         except self.ray.exceptions.RayActorError as error:
             raise WorkerLost(str(error)) from error
         except (self.ray.exceptions.RayError, TimeoutError) as error:
@@ -86,7 +86,7 @@ def ray_workers(
     *,
     address: str | None = None,
     patience: float = 60.0,
-    turn_seconds: float = 0.02,
+    work_seconds: float = 0.02,
 ) -> Iterator[list[RayWorker]]:
     """`number` engines, each in a process with one core; they end with the `with` block. A process
     begins when its worker is started.
@@ -103,7 +103,7 @@ def ray_workers(
             raise RuntimeError(f"workers: the cluster has {room:.0f} cores for {number} workers")
         make = ray.remote(num_cpus=1, max_restarts=-1)(Actor)
         workers = [
-            RayWorker(partial(make.remote, model, config, turn_seconds), patience)
+            RayWorker(partial(make.remote, model, config, work_seconds), patience)
             for _ in range(number)
         ]
         try:

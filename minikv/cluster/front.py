@@ -5,8 +5,8 @@ die.
         for delta in front.submit("def fib(n):", SamplingParams(max_tokens=64)):
             print(delta.text, end="")
 
-One thread per worker gives it one turn after the other (`minikv.cluster.worker`), as long as it has
-jobs. The new tokens of a turn go to the streams of its requests; the names of the blocks that the
+One thread per worker calls its `work` again and again (`minikv.cluster.worker`), as long as it has
+jobs. The new tokens of a call go to the streams of its requests; the names of the blocks that the
 worker stored or removed go to the router.
 
 If a worker dies, its requests are sent to other workers, which compute them again from the prompt.
@@ -19,7 +19,7 @@ has not read waits for it, at most the tokens of its request, so a slow reader d
 request. A request is cancelled when its stream is left early. An application of `minikv.serving`
 reads by an `Inbox` instead, which is given to `submit` and may have several samples.
 
-If a turn fails in any other way, which is a fault of this program, the log has its traceback. The
+If a call fails in any other way, which is a fault of this program, the log has its traceback. The
 worker's requests end with RequestFailed, and it is started again.
 
 With `num_prefill`, the first so many workers compute prompts, and the others decode: see
@@ -48,7 +48,7 @@ from tokenizers import Tokenizer
 
 from minikv.cluster.routing import Router, Ticket
 from minikv.cluster.split import SplitRouter
-from minikv.cluster.worker import Hello, Job, Progress, Turn
+from minikv.cluster.worker import Hello, Job, Progress, WorkDone
 from minikv.config import ModelConfig
 from minikv.errors import require_int, require_text
 from minikv.language_model import LanguageModel
@@ -77,8 +77,8 @@ class Worker(Protocol):
         it will never serve again."""
         ...
 
-    def turn(self, jobs: Seq[Job], cancelled: Seq[int]) -> Turn:
-        """As `EngineWorker.turn`. Raises WorkerLost, after which all its jobs are forgotten."""
+    def work(self, jobs: Seq[Job], cancelled: Seq[int]) -> WorkDone:
+        """As `EngineWorker.work`. Raises WorkerLost, after which all its jobs are forgotten."""
         ...
 
     def end(self) -> None:
@@ -121,7 +121,7 @@ class Stream:
         self._front, self._request = front, request
 
     def __iter__(self) -> Iterator[Delta]:
-        """What each turn adds. Raises ValueError for a request that can never run, RequestFailed
+        """What each call adds. Raises ValueError for a request that can never run, RequestFailed
         for one that was given up."""
         reader = self._request.reader
         assert isinstance(reader, _Queue)
@@ -197,7 +197,7 @@ class _Lane:
         self.requests: dict[int, _Request] = {}  # new and running
         self.stats: Stats | None = None
         self.pid: int | None = None  # None: it is down
-        self.busy_since: float | None = None  # when the turn under way began
+        self.busy_since: float | None = None  # when the call under way began
         self.is_over = False  # it will never serve again
 
 
@@ -319,7 +319,7 @@ class Front:
                 self._changed.notify_all()
 
     def health(self) -> list[Health]:
-        """Of each worker. A turn that never ends shows in `age`."""
+        """Of each worker. A call that never ends shows in `age`."""
         now = self.clock()
         with self._changed:
             return [
@@ -377,13 +377,13 @@ class Front:
             self.router.computed(request.ticket)
             request.ticket = None
 
-    def _apply(self, index: int, turn: Turn) -> None:
-        """Pass on what a turn has brought."""
+    def _apply(self, index: int, done: WorkDone) -> None:
+        """Pass on what a call has brought."""
         lane = self.lanes[index]
-        lane.stats = turn.stats
-        self.router.stored(index, turn.stored)
-        self.router.removed(index, turn.removed)
-        for progress in turn.progress:
+        lane.stats = done.stats
+        self.router.stored(index, done.stored)
+        self.router.removed(index, done.removed)
+        for progress in done.progress:
             request = lane.requests.get(progress.job_id)
             if request is not None:  # else it was cancelled meanwhile
                 self._advance(request, progress)
@@ -436,7 +436,7 @@ class Front:
                 self._place(request)
 
     def _failed(self, index: int, error: BaseException) -> None:
-        """A worker's turn has raised what nobody expects: its requests end with an error. That
+        """A worker's `work` has raised what nobody expects: its requests end with an error. That
         does not quote it, for it may have words of other requests."""
         log.error("worker %d has failed, and its requests with it", index, exc_info=error)
         for request in list(self.lanes[index].requests.values()):
@@ -483,7 +483,7 @@ class Front:
             self._serve(index)
 
     def _serve(self, index: int) -> None:
-        """One turn after the other, until the worker is lost or ended, or the front is closed."""
+        """One call after the other, until the worker is lost or ended, or the front is closed."""
         worker, lane = self.workers[index], self.lanes[index]
         while True:
             with self._changed:
@@ -500,10 +500,10 @@ class Front:
                 cancelled, lane.cancelled = lane.cancelled, []
                 lane.busy_since = self.clock()
             try:
-                turn = worker.turn(jobs, cancelled)
+                done = worker.work(jobs, cancelled)
                 with self._changed:
                     lane.busy_since = None
-                    self._apply(index, turn)
+                    self._apply(index, done)
             except WorkerLost:
                 with self._changed:
                     self._lost(index)

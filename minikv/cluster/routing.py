@@ -102,8 +102,8 @@ class RoundRobin(Router):
 
     def choose(self, names: Seq[Name], num_tokens: int, session: Hashable) -> tuple[int, int]:
         number = len(self.loads)
-        turns = ((self.last + i) % number for i in range(1, number + 1))
-        self.last = next(one for one in turns if self.up[one])
+        others = ((self.last + i) % number for i in range(1, number + 1))
+        self.last = next(one for one in others if self.up[one])
         return self.last, 0
 
 

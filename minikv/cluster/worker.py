@@ -1,14 +1,14 @@
-"""An engine as a worker of many: it is given jobs and computes for a short turn at a time.
+"""An engine as a worker of many: it is given jobs and computes for a short time at each call.
 
     worker = EngineWorker("tinypy", EngineConfig())
     worker.start()
-    turn = worker.turn([Job(0, prompt_ids, SamplingParams())], [])    # 20 ms of steps
-    turn.progress        # the new tokens of each job that has some
-    turn.stored          # the names of blocks that it holds since then
+    done = worker.work([Job(0, prompt_ids, SamplingParams())], [])    # 20 ms of steps
+    done.progress        # the new tokens of each job that has some
+    done.stored          # the names of blocks that it holds since then
 
 One call gives jobs, cancels jobs, computes and reports, so a worker needs no thread and no lock. It
-can be called in the same process, as tests do, or be a Ray actor (`minikv.cluster.actors`). A turn
-ends with the step that is under way when its time is over: the shorter the turns, the sooner a new
+can be called in the same process, as tests do, or be a Ray actor (`minikv.cluster.actors`). A call
+ends with the step that is under way when its time is over: the shorter the calls, the sooner a new
 job begins, and the more calls there are.
 """
 
@@ -57,7 +57,7 @@ class Job(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What a turn added to a sample of a job. A sample's last one has a finish_reason; a job's last
+    """What a call added to a sample of a job. A sample's last one has a finish_reason; a job's last
     one may have an error or a prefix instead."""
 
     job_id: int
@@ -70,8 +70,8 @@ class Progress(NamedTuple):
     prefix: Any = None  # K and V of the prompt: the job goes to another worker with them
 
 
-class Turn(NamedTuple):
-    """What a worker reports after a turn."""
+class WorkDone(NamedTuple):
+    """What a worker reports after a call."""
 
     progress: list[Progress]
     stored: list[Name]
@@ -91,13 +91,13 @@ class Hello(NamedTuple):
 
 
 class EngineWorker:
-    """One engine. `turn_seconds`: how long a turn computes."""
+    """One engine. `work_seconds`: how long a call computes."""
 
     def __init__(
-        self, model: str | LanguageModel, config: EngineConfig, turn_seconds: float = 0.02
+        self, model: str | LanguageModel, config: EngineConfig, work_seconds: float = 0.02
     ):
         self.lm = load(model) if isinstance(model, str) else model
-        self.turn_seconds = turn_seconds
+        self.work_seconds = work_seconds
         self.held = Held()
         self.engine = Engine(self.lm, config, listeners=[self.held])
         self.engine.runner.sampler = Scored(self.engine.runner)
@@ -122,7 +122,7 @@ class EngineWorker:
         self._cancel([job.job_id for job in (*self.arrived, *self.jobs.values())])
         self.unscored.clear()
 
-    def turn(self, jobs: Seq[Job], cancelled: Seq[int]) -> Turn:
+    def work(self, jobs: Seq[Job], cancelled: Seq[int]) -> WorkDone:
         """Take new jobs, drop cancelled ones, and compute until the time is over or nothing is
         left to do."""
         for job in map(self._fetched, jobs):
@@ -135,7 +135,7 @@ class EngineWorker:
         self._cancel(cancelled)
         progress: list[Progress] = []
         moved: dict[int, RequestOutput] = {}
-        end = perf_counter() + self.turn_seconds
+        end = perf_counter() + self.work_seconds
         while self.arrived or self.unscored or self.engine.has_unfinished:
             if self.unscored:
                 self._score()
@@ -152,7 +152,7 @@ class EngineWorker:
                 progress += self._progress(output)
         progress += self.failed
         self.failed = []
-        return Turn(progress, *self.held.news(), self.engine.stats())
+        return WorkDone(progress, *self.held.news(), self.engine.stats())
 
     def share(self, thing: Any) -> Any:
         """Make something readable for the other workers; returns what `fetch` needs there."""
@@ -195,7 +195,7 @@ class EngineWorker:
             self._end(job, error)
 
     def _requests(self) -> list[Request]:
-        """The engine's, without those that have ended in this turn."""
+        """The engine's, without those that have ended in this call."""
         found = []
         for request_id in self.jobs:
             with suppress(ValueError):

@@ -34,7 +34,6 @@ GROUPS = {
     "The engine": {
         "generate": ("generate", "continue a prompt, printing it as it comes"),
         "serve": ("serve", "engines behind an address, for OpenAI's clients"),
-        "serve-cluster": ("serve:cluster", "an older name of serve --replicas 2"),
         "bench": ("bench", "measure the engine, and others beside it"),
         "train": ("maker.train", "train the bundled model again"),
     },

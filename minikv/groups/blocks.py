@@ -155,7 +155,7 @@ class GroupPool(BlockPool):
 
     def pass_by(self, block_id: int, keep: bool) -> None:
         """One table less. `keep`: a hit may end here, so the parts stay as long as the block.
-        Otherwise, without the last table, they go to whoever needs memory."""
+        Otherwise, without the last table, they go to the next sequence that needs memory."""
         self._needed[block_id] -= 1
         self.promised.discard(block_id)
         if self._needed[block_id] == 0 and not keep:

@@ -21,11 +21,11 @@ first, then the others, and in each half the one of the least age:
     whole_conversations    the same, but among branches of the tree the one that was not used for
                            longest as a whole, and in it again, down to a leaf
 
-The first two are the same. Whoever was not used for 30 seconds is older than whoever was, so a time
-to live that is equal for all is age. And a conversation without branches is evicted as a whole by
-age, too: a use makes all of a path recent, so a path goes from its end to where others share it
-before a younger one is touched. The last one differs where branches meet: what was asked for after
-a prefix that others still use stays longer than what shares nothing.
+The first two are the same. A prefix that was not used for 30 seconds is older than one that was, so
+a time to live that is equal for all is age. And a conversation without branches is evicted as a
+whole by age, too: a use makes all of a path recent, so a path goes from its end to where others
+share it before a younger one is touched. The last one differs where branches meet: what was asked
+for after a prefix that others still use stays longer than what shares nothing.
 """
 
 import heapq

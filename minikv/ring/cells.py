@@ -203,7 +203,8 @@ class Cells:
 
     def seq_div(self, seq: int, p0: int, p1: int | None, d: int) -> int:
         """Divide the positions of a range by `d`, rounding down; seq may be ALL. Then d neighbours
-        share a position, as in SelfExtend's groups. Raises and returns as `seq_add` does."""
+        share a position, as in SelfExtend's groups. Raises and returns as `seq_add` does, and
+        raises ValueError for d below 1."""
         require_int("d", d, 1)
         return self._move(seq, p0, p1, lambda position: position // d)
 
@@ -216,6 +217,7 @@ class Cells:
         self.free([source])
 
     def _move(self, seq: int, p0: int, p1: int | None, moved: Callable[[int], int]) -> int:
+        """Cells of a range to where `moved` says. Raises ValueError and returns as `seq_add`."""
         cells = self.cells_of(seq, p0, p1)
         targets = {cell: moved(self.positions[cell]) for cell in cells}
         self._require_can_move(seq, targets)

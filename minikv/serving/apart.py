@@ -56,7 +56,7 @@ class Steps:
 
     def _alone(self, request: Request) -> list[Request]:
         """Compute one request until it has a token more, while the others are put aside. Returns
-        whoever has got tokens: also those of whom a failed step did not tell."""
+        the requests that have got tokens: also those of which a failed step did not tell."""
         engine, moved = self._engine, list[Request]()
         engine.recover()
         aside = [one for one in engine.scheduler if one.request is not request]

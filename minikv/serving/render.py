@@ -1,6 +1,6 @@
 """A process that renders one chat template: `python -P render.py`. `ChatTemplate` starts it.
 
-A template is a program of whoever made the checkpoint, and what it works on is a client's. In here
+A template is a program from the checkpoint, and the text that it works on is a client's. In here
 neither can keep a server waiting, or take its memory: the operating system bounds both.
 
     in    {"template": "…", "seconds": 2, "bytes": 536870912}, and for each prompt its variables

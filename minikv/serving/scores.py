@@ -41,7 +41,7 @@ class Asked(SamplingParams):
     repetition_penalty: by this the logit of a token of prompt or answer is divided if it is
         positive, and multiplied if it is negative (Keskar et al., 2019). Before the other two.
     scores_prompt: with `logprobs`, the prompt's tokens are told with the first new one, if
-        whoever gives the request to the engine has a `Scoring` compute them first.
+        the code that gives the request to the engine has a `Scoring` compute them first.
     """
 
     logprobs: int | None = None

@@ -4,8 +4,8 @@
                                                                                │
     blocks given back  <── drafts that were wrong  <── kept while equal  <─────┘
 
-A step over eight tokens takes little longer than a step over one. So whoever guesses the next seven
-tokens right gets eight for little more than the price of one, and a wrong guess costs time but
+A step over eight tokens takes little longer than a step over one. So a right guess of the next
+seven tokens gives eight for little more than the price of one, and a wrong guess costs time but
 never a token: what is written is always the target's own choice (`acceptance`).
 
 Read in this order: acceptance, text, decide, drafters, head, draft_model, verify, loop.

@@ -4,7 +4,7 @@ Why SQLite: it is in Python's standard library, an entry is there whole or not a
 process is killed at any moment, and two processes may use one folder.
 
 Why no write-ahead log: two processes share its index by mapping a file into their memory, and
-whoever cuts that file off ends both by SIGBUS. SQLite's older journal is an ordinary file.
+cutting that file off ends both by SIGBUS. SQLite's older journal is an ordinary file.
 
 Entries are not compressed. zstd and lz4 leave about nine tenths of K and V, and pay only if the
 disk is slower than 100 MB/s (`python -m minikv bench tiers --only bytes`). To make entries

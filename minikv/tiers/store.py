@@ -78,7 +78,7 @@ class Signal:
         if not self._is_set:
             with suppress(Empty):
                 self._news.get(timeout=max(0.0, seconds))
-                self._news.put(None)  # for another one who waits
+                self._news.put(None)  # for another thread that waits
         return self._is_set
 
 
@@ -131,7 +131,7 @@ class Background:
         self.reading = Line(FORGET_AFTER, clock)  # seconds of a read by its bytes
         self.num_bytes_in = self.num_bytes_out = self.num_bad = self.num_failed = 0
         self.seconds_in = self.seconds_out = 0.0
-        self._num_refused = self._num_lost = 0  # by the engine's thread, and by this one
+        self._num_refused = self._num_lost = 0  # by the engine's thread, and by the writer's
         # To be written, or being written, the oldest first: identity and bytes of the block.
         self._waiting: dict[Name, tuple[bytes, bytes]] = {}
         self._fetches: deque[Fetch | Question] = deque()

@@ -151,7 +151,7 @@ def test_prefill_apart_before_and_after_kills_at_random_moments(workers, tinypy)
     ]
     expected = [one.token_ids for one in Engine(tinypy.lm, CONFIG).generate(prompts, params)]
     with Front(workers, ByPrefix, num_prefill=1) as front, ThreadPoolExecutor(12) as threads:
-        before = [worker.turn([], []).stats for worker in workers]
+        before = [worker.work([], []).stats for worker in workers]
         for kills in ((), (0, 1), (1, 0)):
             streams = [front.submit(*pair) for pair in zip(prompts, params, strict=True)]
             answers = [threads.submit(tokens, one) for one in streams]
@@ -174,11 +174,11 @@ def test_prefill_apart_before_and_after_kills_at_random_moments(workers, tinypy)
 def test_an_object_whose_worker_has_died_is_a_miss(workers):
     prompt, params = list(range(5, 105)), SamplingParams(9, ignore_eos=True)
     pid = workers[0].start().pid
-    [progress] = workers[0].turn([Job(0, prompt, params, hands_over=True)], []).progress
+    [progress] = workers[0].work([Job(0, prompt, params, hands_over=True)], []).progress
     _, shared = progress.prefix
     assert len(progress.token_ids) == 1 and progress.finish_reason is None
     assert [part.shape[1] for part in actors.Actor.fetch(None, shared).values()] == [6]
-    [progress] = workers[0].turn([Job(1, prompt, params, hands_over=True)], []).progress
+    [progress] = workers[0].work([Job(1, prompt, params, hands_over=True)], []).progress
     _, shared = progress.prefix
     os.kill(pid, signal.SIGKILL)
     until(lambda: pid not in [one.pid for one in children()])
@@ -228,9 +228,9 @@ def test_a_worker_that_hangs_is_started_again(workers):
     pid = worker.start().pid
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(WorkerLost):
-        worker.turn([], [])
+        worker.work([], [])
     assert worker.start().pid != pid
-    assert worker.turn([], []).progress == []
+    assert worker.work([], []).progress == []
 
 
 @pytest.mark.thorough
@@ -250,7 +250,7 @@ def test_what_is_missing_is_named(monkeypatch, capsys):
         pass
     from minikv.course.commands import main
 
-    assert main(["serve-cluster"]) == 2
+    assert main(["serve", "--replicas", "2"]) == 2
     assert "minikv[distributed]" in capsys.readouterr().err
 
 

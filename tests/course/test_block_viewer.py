@@ -13,7 +13,7 @@ from thorough import thorough_after
 from viewer_case import check_empty, check_looks, check_paper, texts
 
 from minikv.blocks import BlockPool, BlockTable, OutOfBlocks
-from minikv.course.pictures import block_drawing, style
+from minikv.course.pictures import block_drawing, scene, style
 from minikv.course.pictures.block_viewer import History
 
 
@@ -347,7 +347,7 @@ def test_token_texts_keep_apart(panels):
         history.snap("", {"A": table}, texts={"A": ["    ", "return", ".", "a", "\n    "] * 4})
     figure = film(history)
     style.legible(figure)
-    assert figure.get_figwidth() == block_drawing.WIDTH  # the paper that was laid out
+    assert figure.get_figwidth() == scene.WIDTH  # the paper that was laid out
     drawn = [one for one in figure.axes[0].texts if one.get_family() == ["monospace"]]
     boxes = sorted((one.get_window_extent() for one in drawn), key=lambda box: (box.y0, box.x0))
     rows = [(a, b) for a, b in pairwise(boxes) if abs(a.y0 - b.y0) < a.height / 2 and a.x0 < b.x0]
@@ -356,11 +356,11 @@ def test_token_texts_keep_apart(panels):
 
 
 def test_a_sequence_keeps_its_colour_everywhere():
-    assert [block_drawing._number(style.letter(index)) for index in range(80)] == list(range(80))
+    assert [scene.number_of(style.letter(index)) for index in range(80)] == list(range(80))
 
 
 def test_what_fills_blocks_can_be_told_apart_in_grey():
-    fills = (style.PAPER, block_drawing.CACHED, block_drawing.HELD, style.FAINT)
+    fills = (style.PAPER, scene.CACHED, scene.HELD, style.FAINT)
     grey = [sum(to_rgb(fill)) / 3 for fill in fills]
     assert all(before - after > 0.12 for before, after in pairwise(grey))
 
@@ -368,6 +368,7 @@ def test_what_fills_blocks_can_be_told_apart_in_grey():
 # ── The player, and wrong input ───────────────────────────────────────────────
 
 
+@pytest.mark.thorough
 def test_every_step_can_be_looked_at():
     for history in (walk_through(), fork()):
         check_looks(history)

@@ -3,10 +3,12 @@
 import errno
 import mmap
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from four_ways import text_with
@@ -60,6 +62,7 @@ print("started")
     assert caught.value.errno == errno.ENXIO
 
 
+@pytest.mark.thorough
 @LINUX
 def test_a_flood_of_processes_is_stopped(check):
     report = check(
@@ -89,7 +92,7 @@ def refused_one(most):
 @LINUX
 @pytest.mark.skipif(not namespaces.limits_tasks(), reason="Linux 6.14 brought this limit")
 @pytest.mark.skipif(not namespaces.allowed(), reason="no namespaces here")
-@pytest.mark.parametrize("then", [start_processes, refused_one])
+@pytest.mark.parametrize("then", thorough_after(1, [start_processes, refused_one]))
 def test_processes_that_leave_their_group_run_into_a_limit(monkeypatch, then):
     monkeypatch.setattr(namespaces, "MOST_TASKS", 310)  # Linux reserves 300
     assert namespaces.attempted(lambda: namespaces.stand_apart() and then(20))
@@ -113,9 +116,11 @@ def test_memory_is_counted_over_all_processes(check, monkeypatch):
 @LINUX
 @pytest.mark.parametrize(
     "evade",
-    ["while True:\n    pass", "if os.fork():\n    os.wait()\nwhile True:\n    pass"],
+    thorough_after(
+        1, ["while True:\n    pass", "if os.fork():\n    os.wait()\nwhile True:\n    pass"]
+    ),
     ids=["itself", "in a child"],
-)  # fmt: skip
+)
 def test_code_that_does_not_hear_of_the_processors_limit_is_stopped(check, monkeypatch, evade):
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "1")
     deaf = "import os, signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\n"
@@ -129,6 +134,13 @@ def test_code_that_evades_the_clock_is_stopped(exercises):
     (exercises / ONE.chapter.file_name).write_text(text_with(ONE, sources))
     [line] = process.run(ONE, far=1).lines
     assert line.what.startswith("not finished after 1 s")
+
+
+@LINUX
+def test_the_judges_memory_has_a_limit(check):
+    check("")
+    limits = Path(f"/proc/{process._starter.pid}/limits").read_text()
+    assert re.search(r"^Max data size +[0-9]+ ", limits, re.MULTILINE), limits
 
 
 @LINUX
@@ -194,6 +206,7 @@ def test_a_page_that_processes_share_counts_once(monkeypatch, shared):
         ours.close()
 
 
+@pytest.mark.thorough
 @LINUX
 def test_the_starter_ends_with_a_kernel_that_is_killed(check, tmp_path):
     """So do all processes that it has started: none stays behind with a copy of torch."""

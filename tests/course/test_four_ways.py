@@ -1,7 +1,9 @@
 """Every check, four ways: the skeleton is refused, the reference passes, a right solution
 that is written otherwise passes, and each plausible mistake is caught and named."""
 
+import ast
 from operator import attrgetter
+from traceback import walk_tb
 
 import pytest
 from four_ways import (
@@ -17,7 +19,7 @@ from four_ways import (
 
 from minikv.course.exercises.manifest import chapters, find
 from minikv.course.exercises.mistakes import mistake_named, mistakes_of, text_of_mistake
-from minikv.course.exercises.skeletons import skeleton, targets
+from minikv.course.exercises.skeletons import definitions, skeleton, targets
 from minikv.course.judge import process, scenarios
 from minikv.course.judge.checking import CHECKS, MODEL_RUNS
 from minikv.course.judge.examine import COMPILES, examine, import_checks
@@ -103,6 +105,48 @@ def test_the_reference_passes(exercise, exercises):
     assert report.passed, report.text()
 
 
+PASSED_ON = "what `copy` raises", "the caller gets the error", "Raises what was put"
+
+
+@pytest.mark.parametrize("exercise", EACH)
+def test_each_error_that_is_asked_for_is_in_the_contract(exercise):
+    """It is named in the docstring of a function that raises it, or that passes it on."""
+    import_checks(exercise.id)
+    found = definitions(ast.parse(skeleton(exercise.chapter)))
+    asked = {path: ast.get_docstring(found[path]) or "" for path in reference_sources(exercise)}
+    for scenario in scenarios.SCENARIOS.get(exercise.id, ()):
+        for group in scenario.groups:
+            for place in range(len(group.programs)):
+                for event in scenario.expected(group, place):
+                    error = event.error and event.error._tell.args[0].__traceback__
+                    codes = [frame.f_code for frame, _ in walk_tb(error)] if error else []
+                    own = [asked[code.co_qualname] for code in codes if code.co_qualname in asked]
+                    said = " ".join(" ".join(text.split()) for text in own)
+                    assert not own or any(one in said for one in (event.error.name, *PASSED_ON)), (
+                        f"{event.text} raises {event.error.name}"
+                    )
+
+
+def share_a_class():
+    """Exercises whose methods are in a class with those of others."""
+    for exercise in EXERCISES:
+        owners = {path.partition(".")[0]: set() for path in exercise.chapter.places if "." in path}
+        for path, id_ in exercise.chapter.places.items():
+            owners.get(path.partition(".")[0], set()).add(id_)
+        if any(exercise.id in ids and len(ids) > 1 for ids in owners.values()):
+            yield exercise
+
+
+@pytest.mark.parametrize("exercise", [case(exercise) for exercise in share_a_class()])
+def test_mistakes_in_the_others_of_its_class_are_not_its_own(exercise, monkeypatch):
+    import_checks(exercise.id)
+    monkeypatch.delitem(MODEL_RUNS, exercise.id, raising=False)
+    others = [mistakes_of(one)[0].sources for one in exercise.chapter.exercises]
+    sources = {path: text for one in others for path, text in one.items()}
+    report = examine(exercise, text_with(exercise, sources | reference_sources(exercise)))
+    assert report.passed, report
+
+
 @pytest.mark.parametrize("exercise", EACH)
 def test_a_solution_written_otherwise_passes(exercise, examined):
     text = different(exercise)
@@ -167,12 +211,11 @@ def half_fixed():
     """Exercises that break two functions, with one left as it was found, and how many bugs that
     are."""
     for id_, more in {"07.4": {}, "07.5": {"Scheduler.look_up": 2}, "08.6": {}}.items():
-        exercise = find(id_)
+        exercise, marks = find(id_), [pytest.mark.thorough] * (id_ != "07.4")
         for path, target in targets(exercise.chapter).items():
             if target.exercise == id_:
-                yield pytest.param(
-                    exercise, path, target.skeleton, more.get(path, 1), id=f"{id_}: {path}"
-                )
+                values = exercise, path, target.skeleton, more.get(path, 1)
+                yield pytest.param(*values, id=f"{id_}: {path}", marks=marks)
 
 
 @pytest.mark.parametrize(("exercise", "path", "broken", "bugs"), list(half_fixed()))

@@ -25,6 +25,7 @@ from minikv.course.exercises.mistakes import mistakes_of
 from minikv.course.exercises.skeletons import skeleton
 from minikv.course.grading import grade as grading
 from minikv.course.grading.similarity import fingerprints, pairs_alike
+from minikv.course.judge import process
 from minikv.course.judge.result import Line, Result
 
 ONE = find("04.1")
@@ -205,6 +206,65 @@ class AtOnce:
         return future
 
 
+class TooBusy(AtOnce):
+    """One whose first answers were ended after `seconds` of the processor, or (None) the clock."""
+
+    def __init__(self, seconds, times=1):
+        super().__init__()
+        self.seconds, self.times = seconds, times
+
+    def submit(self, function, exercise_id, file):
+        future = super().submit(function, exercise_id, file)
+        if len(self.calls) > self.times:
+            return future
+        line = Line("a line", False, "what ended it", "a loop that never ends")
+        status = "not finished" if self.seconds is None else "failed"
+        found = Result(exercise_id, status, 1, ended_with=self.seconds or process.time_limit())
+        future = Future()
+        future.set_result(vars(found) | {"lines": [vars(line)]})
+        return future
+
+
+@pytest.mark.parametrize("seconds", [None, 10.0])
+def test_what_a_limit_has_ended_is_checked_again_at_the_end(a_class, seconds):
+    students = [grading.find_student(folder) for folder in a_class[:2]]
+    pool = TooBusy(seconds)
+    found = list(grading.grades(pool, grading.Store(None), students, [ONE]))
+    assert [student.name for student, _ in found] == ["ben", "ada"]
+    assert all(report.passed for _, report in found) and len(pool.calls) == 3
+
+
+def test_what_is_not_finished_is_no_mark_and_is_not_kept(a_class, tmp_path, monkeypatch, capsys):
+    tables = [option for name in ("moodle", "csv", "junit", "page")
+              for option in (f"--{name}", str(tmp_path / name))]  # fmt: skip
+    command = ["grade", str(a_class[0]), "--chapters", "04", "--resume", str(tmp_path / "kept")]
+    pool = TooBusy(None, times=len(chapter_of("04").exercises) + 1)  # all once, the first twice
+    monkeypatch.setattr(grading, "workers", lambda jobs: contextlib.nullcontext(pool))
+    assert main([*command, *tables]) == 1
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .startswith("Not finished, so without a mark: ada 04.1. ")
+    )
+    assert (tmp_path / "moodle").read_text().splitlines()[1] == "ada,,"
+    assert "not finished" in (tmp_path / "csv").read_text()
+    assert 'errors="1"' in (tmp_path / "junit").read_text()
+    assert "a loop that never ends" not in (tmp_path / "page").read_text()
+    pool.calls.clear()
+    pool.times = 0
+    assert main(command) == 0 and [id_ for id_, _ in pool.calls] == ["04.1"]
+
+
+def test_more_time_is_given_to_what_used_all(a_class, monkeypatch):
+    students, store = [grading.find_student(a_class[0])], grading.Store(":memory:")
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "10")
+    list(grading.grades(TooBusy(10.0, times=2), store, students, [ONE]))
+    assert list(grading.grades(again := TooBusy(10.0), store, students, [ONE])) and not again.calls
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "60")
+    [(_, report)] = grading.grades(AtOnce(), store, students, [ONE])
+    assert report.passed
+
+
 def test_what_was_checked_is_kept_through_an_interrupt(a_class, tmp_path):
     students = [grading.find_student(folder) for folder in a_class]
     exercises = list(chapter_of("04").exercises)
@@ -317,6 +377,7 @@ def test_lines_that_reach_for_more_are_named(tmp_path):
     assert [line.partition(": ")[2] for line in named] == list(CHEATS)
 
 
+@pytest.mark.thorough
 def test_a_long_file_does_not_hold_up_the_tables(tmp_path):
     line = "x = x\n"
     long = grading.find_student(_student(tmp_path / "long", line * 50_000 + "import gc\n"))
@@ -372,6 +433,7 @@ def test_tables_hold_any_name_and_message(tmp_path):
     assert "\x1b" not in said and "\\x1b[2K" in said
 
 
+@pytest.mark.thorough
 def test_a_folder_with_names_of_pythons_harms_nothing(tmp_path):
     """A hand-in that we are in: nothing of it is imported where it is graded."""
     folder = _student(tmp_path, right(ONE))

@@ -17,10 +17,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from prefix_model import PrefixModel
 
 from minikv import BlockPool, RadixCache
+from minikv.course.judge.stand_ins import LoggingPool
 from minikv.radix import Root
-from minikv.testing import LoggingPool, PrefixModel
 
 
 class Tree:

@@ -15,6 +15,7 @@ from helpers import (
 )
 
 from minikv import Engine, EngineConfig, RadixCache, SamplingParams
+from minikv.course.judge.stand_ins import LoggingPool
 from minikv.groups import GroupCache
 from minikv.retention import (
     LONGEST,
@@ -25,7 +26,6 @@ from minikv.retention import (
     time_to_live,
     whole_conversations,
 )
-from minikv.testing import LoggingPool
 
 ANSWER = dict(max_tokens=4, ignore_eos=True)
 

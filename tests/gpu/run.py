@@ -166,7 +166,7 @@ def steps() -> None:
     table, copy = Told("steps", repeats), gpu_clock.Copy(clock.device)
     gpu.add_steps(table, clock, copy, lm, size, gpu.GOALS, gpu.Steps())
     for batch in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16):
-        [(seconds, _)] = gpu.decode_turns(lm, batch, gpu.Steps(), 1)
+        [(seconds, _)] = gpu.decode_rounds(lm, batch, gpu.Steps(), 1)
         rate = batch * gpu.Steps().steps / seconds
         tell(claim=f"{SEED_CLAIM:,} tokens/s", batch=batch, tokens_per_s=round(rate, 1))
         if rate >= SEED_CLAIM or not on_gpu():

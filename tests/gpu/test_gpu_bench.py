@@ -144,19 +144,19 @@ def test_turns_count_what_the_steps_read(model, monkeypatch):
             return outputs
 
     monkeypatch.setattr(gpu.minikv, "Engine", Recording)
-    turns = gpu.decode_turns(model[0], 3, STEPS, repeats=5)
+    rounds = gpu.decode_rounds(model[0], 3, STEPS, repeats=5)
     measured = contexts[-5 * STEPS.steps :]
     by_hand = [sum(map(sum, measured[at : at + 2])) for at in range(0, 10, 2)]
-    assert [gpu.tokens_read(first, 2) for _, first in turns] == by_hand
-    assert all(seconds > 0 for seconds, _ in turns)
+    assert [gpu.tokens_read(first, 2) for _, first in rounds] == by_hand
+    assert all(seconds > 0 for seconds, _ in rounds)
     assert abs(sum(by_hand) / 30 - STEPS.context) <= 2
-    with pytest.raises(ValueError, match="--repeats: 100 turns"):
-        gpu.decode_turns(model[0], 1, STEPS, repeats=100)
+    with pytest.raises(ValueError, match="--repeats: 100 rounds"):
+        gpu.decode_rounds(model[0], 1, STEPS, repeats=100)
 
 
 def test_the_roofline_from_made_up_times(model, small, monkeypatch):
     lm, weight_bytes = model
-    monkeypatch.setattr(gpu, "decode_turns", lambda *_: [(4.0, [100, 50])] * 3)
+    monkeypatch.setattr(gpu, "decode_rounds", lambda *_: [(4.0, [100, 50])] * 3)
     table = gpu.BenchTable("gpu", 3)
     gpu.add_steps(table, MadeUpClock(), gpu_clock.Copy(DEVICE), lm, weight_bytes, {2: 55}, STEPS)
     [row] = table.rows

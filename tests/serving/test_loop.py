@@ -229,16 +229,16 @@ def test_a_request_that_fails_ends_alone(tinypy, served_by, caplog):
     engine = Engine(tinypy.lm, config, sampler=poisoned(Sampler(), lambda one: one is bad))
     with caplog.at_level(logging.ERROR, "minikv"):
         if served_by == "worker":
-            worker = EngineWorker(tinypy.lm, config, turn_seconds=3600)
+            worker = EngineWorker(tinypy.lm, config, work_seconds=3600)
             worker.engine = engine
             worker.steps = Steps(engine, worker._fail)
             jobs = [Job(i, *one) for i, one in enumerate([*cases, ([6] * 20, bad)])]
-            turn = worker.turn(jobs, [])
+            done = worker.work(jobs, [])
             found = [
-                [(one.token_ids, one.text, one.finish_reason) for one in turn.progress
+                [(one.token_ids, one.text, one.finish_reason) for one in done.progress
                  if one.job_id == i] for i in range(3)
             ]  # fmt: skip
-            [error] = [one.error for one in turn.progress if one.job_id == 3]
+            [error] = [one.error for one in done.progress if one.job_id == 3]
             assert not worker.jobs and not engine.has_unfinished
         else:
 

@@ -2,7 +2,7 @@
 
 One engine computes a prefix and writes it to a server, started for this. Another engine with the
 same weights, which has never seen the prefix, fetches it. A third has no store and computes it.
-These two are timed in turns. Each turn has another text behind the prefix, and begins with the
+These two are timed in turns. Each round has another text behind the prefix, and begins with the
 caches of both engines empty, on the device and on the host.
 """
 

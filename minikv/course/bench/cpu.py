@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> BenchTable:
         lm, size = random_model(**LARGE, num_layers=args.layers)
         table.notes.append(f"the large model has {size / 1e6:.0f} MB of weights, in float32")
         reads = {
-            "a sum": lambda turn: memory_rate(size) / 1e9,
-            "decode": lambda turn: size / decode_seconds(lm, args.tokens) / 1e9,
+            "a sum": lambda round_: memory_rate(size) / 1e9,
+            "decode": lambda round_: size / decode_seconds(lm, args.tokens) / 1e9,
         }
         found = in_turns(reads, range(args.repeats + 1), progress)
         table.add({"what": "memory read by a sum", "GB/s": Spread(found["a sum"])})
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> BenchTable:
         for what, values in in_turns(shares, range(args.repeats + 1), progress).items():
             table.add({"what": what, "% of it": Spread(values)}, Aim("% of it", ">=", 70))
 
-        def busy_over_alone(turn: int) -> float:
+        def busy_over_alone(round_: int) -> float:
             alone = decode_seconds(lm, 8 * args.tokens)
             with busy_cores():
                 return decode_seconds(lm, 8 * args.tokens) / alone
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> BenchTable:
     return table
 
 
-def seconds_of(engine: minikv.Engine, num_steps: int, turn: int) -> float:
+def seconds_of(engine: minikv.Engine, num_steps: int, round_: int) -> float:
     return timed(lambda: take_steps(engine, num_steps))[0]
 
 

@@ -40,14 +40,14 @@ def run(args: argparse.Namespace) -> BenchTable:
     title = f"decode: {args.tokens} tokens after {args.prompt}, minikv against transformers"
     table = BenchTable(title, args.repeats)
     params = minikv.SamplingParams(max_tokens=args.tokens, ignore_eos=True)
-    turns = args.repeats + 1
-    total = (2 + bool(args.peer)) * turns * len(args.batch) * len(args.models)
+    rounds = args.repeats + 1
+    total = (2 + bool(args.peer)) * rounds * len(args.batch) * len(args.models)
     with bar(total, "decode") as progress:
         for name in args.models:
             lm, peer = peers.load_pair(name)
             for batch in args.batch:
                 engine = peers.engine_for(lm, [args.prompt + args.tokens] * batch)
-                inputs = [peers.random_prompts(lm, [args.prompt] * batch, i) for i in range(turns)]
+                inputs = [peers.random_prompts(lm, [args.prompt] * batch, i) for i in range(rounds)]
                 contenders: dict[str, Callable] = {
                     "minikv": partial(peers.ours, engine, params=params),
                     "generate": partial(peers.generate, peer, max_tokens=args.tokens),

@@ -1,7 +1,7 @@
 """The kernels and the engine on a CUDA GPU, beside what this GPU can reach.
 
 Kernels: the bytes that one launch must move, by the time that it takes, as a share of a copy's rate
-in the same turn; of a prefill, its operations as a share of a large matrix product's. Launches are
+in the same round; of a prefill, its operations as a share of a large matrix product's. Launches are
 replayed from a CUDA graph and timed by CUDA events. Outputs are poisoned before and compared
 with the reference after each timing. 32 query and 8 KV heads, bfloat16, blocks of 16.
 
@@ -38,7 +38,7 @@ class Steps(NamedTuple):
     """How decode steps are measured."""
 
     context: int = 1024  # tokens, halfway
-    steps: int = 32  # in a turn
+    steps: int = 32  # in a round
     warm_up: int = 16
     batch_tokens: int = 8192
 
@@ -87,7 +87,7 @@ def add_kernels(table: BenchTable, clock: CudaClock, copy: Copy) -> None:
 def measured(
     clock: CudaClock, case: Any, limit: Copy | Product, repeats: int
 ) -> tuple[list[float], list[float]]:
-    """Seconds of a launch, and % of what `limit` reaches in the same turn; one a turn."""
+    """Seconds of a launch, and % of what `limit` reaches in the same round; one a round."""
     work = case.work(clock)
     replay, seconds, shares = clock.captured(work.run), [], []
     for _ in range(repeats):
@@ -114,8 +114,8 @@ def add_steps(
             continue
         rates = [copy.rate(clock) for _ in range(table.repeats)]
         shares, seconds = [], []
-        turns = decode_turns(lm, batch, sizes, table.repeats)
-        for rate, (taken, contexts) in zip(rates, turns, strict=True):
+        rounds = decode_rounds(lm, batch, sizes, table.repeats)
+        for rate, (taken, contexts) in zip(rates, rounds, strict=True):
             moved = sizes.steps * weight_bytes + tokens_read(contexts, sizes.steps) * token_bytes
             shares.append(100 * moved / rate / taken)
             seconds.append(taken / sizes.steps)
@@ -130,15 +130,15 @@ def tokens_read(contexts: Sequence[int], steps: int) -> int:
     return steps * sum(contexts) + len(contexts) * (steps * (steps - 1) // 2)
 
 
-def decode_turns(
+def decode_rounds(
     lm: minikv.LanguageModel, batch: int, sizes: Steps, repeats: int
 ) -> list[tuple[float, list[int]]]:
-    """(seconds, contexts of the first step) of consecutive turns, in which `batch` requests decode
+    """(seconds, contexts of the first step) of consecutive rounds, in which `batch` requests decode
     and none joins or leaves."""
     measured = repeats * sizes.steps
     length = sizes.context - sizes.warm_up - measured // 2
     if length < 1:
-        raise ValueError(f"--repeats: {repeats} turns of {sizes.steps} steps are too many")
+        raise ValueError(f"--repeats: {repeats} rounds of {sizes.steps} steps are too many")
     prefills = 2 + batch * length // (sizes.batch_tokens - batch)  # steps with a prefill, at most
     most = prefills + sizes.warm_up + measured + 2
     config = minikv.EngineConfig(

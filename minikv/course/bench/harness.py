@@ -2,7 +2,7 @@
 
 A time is the wall time of a call with the garbage collector off, as `timeit` takes it.
 Contenders are timed in turns within one run, and a ratio is made from the two times of
-one turn, so that whatever else the machine does reaches both. Every figure is the median
+one round, so that whatever else the machine does reaches both. Every figure is the median
 of the repeats, with the least and the greatest behind it.
 """
 
@@ -41,7 +41,7 @@ class Spread:
 
 
 def over(ones: Iterable[float], others: Iterable[float]) -> Spread:
-    """The ratio of two figures of the same turn, turn by turn."""
+    """The ratio of two figures of the same round, round by round."""
     return Spread([one / other for one, other in zip(ones, others, strict=True)])
 
 
@@ -116,7 +116,7 @@ class Race(NamedTuple):
     results: dict[str, list[Any]]  # likewise, and the warm-up's first
 
     def ratio(self, slow: str, fast: str) -> Spread:
-        """How many times longer `slow` took, turn by turn."""
+        """How many times longer `slow` took, round by round."""
         return over(self.seconds[slow], self.seconds[fast])
 
     def rate(self, name: str, amount: float) -> Spread:
@@ -127,16 +127,16 @@ class Race(NamedTuple):
 def race(
     contenders: Mapping[str, Callable[[Any], Any]], inputs: Iterable[Any], progress: tqdm
 ) -> Race:
-    """Time every contender on every input, in turns; who begins changes from turn to turn.
+    """Time every contender on every input, in turns; who begins changes from round to round.
 
     The first input is the warm-up: its times are dropped.
     """
     result = Race({name: [] for name in contenders}, {name: [] for name in contenders})
-    for turn, one in enumerate(inputs):
-        for name in list(contenders)[:: 1 if turn % 2 else -1]:
+    for round_, one in enumerate(inputs):
+        for name in list(contenders)[:: 1 if round_ % 2 else -1]:
             seconds, returned = timed(partial(contenders[name], one))
             result.results[name].append(returned)
-            if turn > 0:
+            if round_ > 0:
                 result.seconds[name].append(seconds)
             progress.update()
     return result
@@ -150,8 +150,8 @@ def in_turns(
     return {name: values[1:] for name, values in said.items()}
 
 
-def take_steps(engine: minikv.Engine, steps: int, turn: int = 0) -> None:
-    """`turn`: what `race` gives to each contender; it changes nothing."""
+def take_steps(engine: minikv.Engine, steps: int, round_: int = 0) -> None:
+    """`round_`: what `race` gives to each contender; it changes nothing."""
     for _ in range(steps):
         engine.step()
 

@@ -130,7 +130,7 @@ def add_decode(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Names
     prompts = prompts_of(lm, 8, 256)
     params = minikv.SamplingParams(max_tokens=64, ignore_eos=True)
 
-    def decode(way: str, turn: int) -> tuple[float, list[list[int]]]:
+    def decode(way: str, round_: int) -> tuple[float, list[list[int]]]:
         engine = engine_of(lm, way, 256, prefix_cache=False)
         for prompt in prompts:
             engine.add_request(prompt, params)
@@ -140,9 +140,9 @@ def add_decode(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Names
             rate = 8 * 63 / (perf_counter() - started)
         return rate, [one.token_ids for one in sorted(done, key=lambda one: one.request_id)]
 
-    turns = range(args.repeats + 1)
-    with bar(len(WAYS) * len(turns), "hybrid: decode") as progress:
-        results = in_turns({way: partial(decode, way) for way in WAYS}, turns, progress)
+    rounds = range(args.repeats + 1)
+    with bar(len(WAYS) * len(rounds), "hybrid: decode") as progress:
+        results = in_turns({way: partial(decode, way) for way in WAYS}, rounds, progress)
     assert results["one"][0][1] == results["auto"][0][1]
     rates = {way: [rate for rate, _ in results[way]] for way in WAYS}
     for way in WAYS:

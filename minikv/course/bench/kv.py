@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--formats", nargs="+", default=FORMATS, help="default: %(default)s")
     parser.add_argument("--contexts", type=positive, nargs="+", default=(128, 4096))
     parser.add_argument("--batch", type=positive, nargs="+", default=(1, 32))
-    parser.add_argument("--steps", type=positive, default=8, help="decode steps of a turn")
+    parser.add_argument("--steps", type=positive, default=8, help="decode steps of a round")
     parser.add_argument("--attention", default="auto", choices=("auto", "cpu", "torch"))
 
 
@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> BenchTable:
     for name in ("auto", *(one for one in args.formats if one != "auto")):
         for block_size in (16, 32) if name == "int4" else (16,):
             add_memory(table, lm, name, block_size)
-    turns = args.repeats + 1
-    with bar(len(args.contexts) * len(args.batch) * len(args.formats) * turns, "kv") as progress:
+    rounds = args.repeats + 1
+    with bar(len(args.contexts) * len(args.batch) * len(args.formats) * rounds, "kv") as progress:
         for context in args.contexts:
             for batch in args.batch:
                 add_speed(table, lm, args, -(-context // 16) * 16, batch, progress)

@@ -23,7 +23,7 @@ from minikv.course.measure.timing import no_gc, timed
 BLOCK = 16  # tokens
 DEPTH = 62  # blocks of a prompt, 992 tokens
 COMB = 2 * DEPTH  # nodes of a comb: a prompt, and a branch of one block at each
-TURNS = 5  # in a repeat of the on-off comparison
+ROUNDS = 5  # in a repeat of the on-off comparison
 PROBES = 8  # prompts matched in a repeat; half as many combs are evicted and inserted
 
 PROBED = {  # what: (unit, goal in µs, whether its growth has a goal)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> BenchTable:
     table.notes.append(
         f"switched on: {args.requests} requests of {args.tokens} + {args.tokens} tokens through "
         "tinypy, two engines in turns step by step, their pools full of old requests' blocks; "
-        f"each step the median of {TURNS} turns"
+        f"each step the median of {ROUNDS} rounds"
     )
     return table
 
@@ -166,11 +166,11 @@ def switched_on(args: argparse.Namespace) -> Spread:
     params = minikv.SamplingParams(max_tokens=args.tokens, ignore_eos=True)
     percent = []
     for repeat in range(args.repeats + 1):
-        # Seconds of each step in each turn: the medians over turns leave out what hit one
-        # step alone, and keep what a step does in every turn, such as sharing its blocks.
+        # Seconds of each step in each round: the medians over rounds leave out what hit one
+        # step alone, and keep what a step does in every round, such as sharing its blocks.
         seconds: dict[minikv.Engine, list[list[float]]] = {off: [], on: []}
-        for turn in range(TURNS):
-            seed = repeat * TURNS + turn
+        for round_ in range(ROUNDS):
+            seed = repeat * ROUNDS + round_
             for prompt in peers.random_prompts(lm, [args.tokens] * args.requests, seed):
                 off.add_request(prompt, params)
                 on.add_request(prompt, params)
@@ -178,10 +178,10 @@ def switched_on(args: argparse.Namespace) -> Spread:
                 times.append([])
             with no_gc():
                 while off.has_unfinished:
-                    for engine in (off, on) if (off.stats().steps + turn) % 2 else (on, off):
+                    for engine in (off, on) if (off.stats().steps + round_) % 2 else (on, off):
                         started = perf_counter()
                         engine.step()
-                        seconds[engine][turn].append(perf_counter() - started)
+                        seconds[engine][round_].append(perf_counter() - started)
         cost_off, cost_on = (
             sum(median(steps) for steps in zip(*times, strict=True)) for times in seconds.values()
         )

@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> BenchTable:
         f"{max(asked)}, drawn evenly, seed 0"
     )
     params = [minikv.SamplingParams(max_tokens=count, ignore_eos=True) for count in asked]
-    turns = args.repeats + 1
-    with bar((1 + len(args.static)) * turns * len(args.models), "ragged") as progress:
+    rounds = args.repeats + 1
+    with bar((1 + len(args.static)) * rounds * len(args.models), "ragged") as progress:
         for name in args.models:
             lm, peer = peers.load_pair(name)
             engine = peers.engine_for(lm, list(map(sum, zip(lengths, asked, strict=True))))
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> BenchTable:
 
             contenders = {"minikv": partial(peers.ours, engine, params=params)}
             contenders |= {f"static {size}": static(size) for size in args.static}
-            inputs = [peers.random_prompts(lm, lengths, seed) for seed in range(turns)]
+            inputs = [peers.random_prompts(lm, lengths, seed) for seed in range(rounds)]
             result = race(contenders, inputs, progress)
             rates = {each: result.rate(each, sum(asked)) for each in contenders}
             best = max(list(rates)[1:], key=lambda each: rates[each].median)

@@ -35,7 +35,7 @@ SHORT = 16  # new tokens of one client's requests
 
 
 class Load(NamedTuple):
-    """What the clients saw of one turn."""
+    """What the clients saw of one round."""
 
     rate: float  # tokens per second
     first: list[float]  # seconds
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> BenchTable:
     lm = minikv.load("tinypy")
     lengths = [args.prompt + max(args.tokens, SHORT)] * args.clients
     params = minikv.SamplingParams(max_tokens=args.tokens, ignore_eos=True)
-    turns = [
+    rounds = [
         random_prompts(lm, [args.prompt] * args.clients, seed) for seed in range(args.repeats + 1)
     ]
     ways = {"minikv": partial(our_server, lm, lengths)}
@@ -62,10 +62,10 @@ def run(args: argparse.Namespace) -> BenchTable:
         ways[PEER] = partial(their_server, lengths)
     alone = engine_for(lm, lengths, prefix_cache=False)
     rates: list[float] = []
-    firsts: list[tuple[float, float]] = []  # medians of a turn: in the process, over HTTP
+    firsts: list[tuple[float, float]] = []  # medians of a round: in the process, over HTTP
     loads: dict[str, list[Load]] = {way: [] for way in ways}
-    with bar(len(turns) * (1 + len(ways)), "server") as progress:
-        for prompts in turns:
+    with bar(len(rounds) * (1 + len(ways)), "server") as progress:
+        for prompts in rounds:
             seconds, _ = timed(partial(ours, alone, prompts, params))
             rates.append(args.clients * args.tokens / seconds)
             progress.update()
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> BenchTable:
     table = BenchTable("server: streams over HTTP", args.repeats, notes)
     table.add({"way": "generate, no server", "tokens/s": Spread(rates[1:])})
     for way, found in loads.items():
-        found = found[1:]  # the first turn is the warm-up
+        found = found[1:]  # the first round is the warm-up
         served = [one.rate for one in found]
         row = {"way": f"{way}'s server", "tokens/s": Spread(served)}
         row["over generate"] = over(served, rates[1:])

@@ -8,7 +8,7 @@ give at most.
 With `--peer`, at batch 1 also llama.cpp with its own drafts, over llama.cpp without.
 
 All engines decode the same prompts at the same time, a few steps of one, then a few of the next:
-so whatever else the machine does reaches all alike. A repeat has new engines, a turn in which they
+so whatever else the machine does reaches all alike. A repeat has new engines, a round in which they
 get to know machine and text, and three more, whose times give one ratio for each drafter.
 """
 
@@ -50,7 +50,7 @@ FREE = SimpleNamespace(of=lambda num_tokens: 1.0, row=0.0, note=lambda *_: None)
 COPIES = {1: 2.0, 8: 1.3}  # times the tokens per second without, by batch
 HELD_OUT = {1: 1.2}  # with the best drafter
 NEVER_BELOW = 0.97  # of any other row
-TURNS = 4  # of each repeat: its figure is that of all but the first
+ROUNDS = 4  # of each repeat: its figure is that of all but the first
 STEPS, PAUSE = 16, 3e-3  # of an engine before the next one's; seconds until its threads are idle
 PEERS = {"llama.cpp": "", "llama.cpp n-gram": "NGRAM_SIMPLE", "llama.cpp model": "DRAFT_SIMPLE"}
 
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> BenchTable:
     table.notes.append("tokens of a step: of one sequence, the target's own included")
     files = peer_files(args.peer)
     cases = [(workload, batch) for workload in args.workloads for batch in args.batch]
-    with bar(len(cases) * args.repeats * TURNS, "speculative") as progress:
+    with bar(len(cases) * args.repeats * ROUNDS, "speculative") as progress:
         for workload, batch in cases:
             compare(table, workload, batch, args, files if batch == 1 else [], progress)
     return table
@@ -127,7 +127,7 @@ def compare(
         loop: Any = engines[BOUND].loop
         loop.costs = FREE
         taken: dict[str, list[float]] = {name: [] for name in seconds}
-        for _ in range(TURNS):
+        for _ in range(ROUNDS):
             prompts = [WORKLOADS[workload](lm, draw, args.prompt) for _ in range(batch)]
             params = minikv.SamplingParams(max_tokens=args.tokens, ignore_eos=True)
             answers = peers.ours(knows, prompts, params)
@@ -146,17 +146,17 @@ def compare(
                     program.crowd.goes_alone = lambda: False  # for which engine is chance
             progress.update()
         for name, values in taken.items():
-            seconds[name].append(sum(values[1:]))  # the first turn is the warm-up
+            seconds[name].append(sum(values[1:]))  # the first round is the warm-up
         for name, engine in engines.items():
             done = engine.stats().speculation or Speculation()
             counts[name] = [counts[name][0] + done.drafts, counts[name][1] + done.accepted]
 
     def row(name: str, plain: str, drafts: int, accepted: int) -> dict:
-        a_turn = batch * args.tokens
-        total = a_turn * TURNS * args.repeats
+        a_round = batch * args.tokens
+        total = a_round * ROUNDS * args.repeats
         return {
             "workload": workload, "batch": batch, "drafter": name,
-            "tokens/s": Spread([a_turn * (TURNS - 1) / one for one in seconds[name]]),
+            "tokens/s": Spread([a_round * (ROUNDS - 1) / one for one in seconds[name]]),
             "speed-up": Pairs(seconds[plain], seconds[name]),
             "drafts kept": f"{accepted / drafts:.0%} of {drafts:,}" if drafts else "none",
             "tokens of a step": total / (total - accepted),
@@ -172,7 +172,7 @@ def compare(
     table.add(rows[BOUND])
     for name in [name for name in servers if PEERS[name]]:
         table.add(row(name, "llama.cpp", servers[name].drafts, servers[name].accepted))
-        told = f"{alike[name]} of {TURNS * args.repeats} texts alike"
+        told = f"{alike[name]} of {ROUNDS * args.repeats} texts alike"
         table.notes.append(f"{workload}: {name} wrote {told}")
 
 

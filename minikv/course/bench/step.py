@@ -1,7 +1,7 @@
 """Where the time of a compiled decode step goes, and how near it comes to what the machine can do.
 
 Products and attention are timed alone, on all threads, over the same weights and blocks. Their
-limits are measured in the same turn: the rate at which a product runs whose numbers stay in the
+limits are measured in the same round: the rate at which a product runs whose numbers stay in the
 second cache, and the rate at which the same blocks are only read. `limit` is the sum of both
 limits, and `% of limit` is what a whole step reaches of it. What is left of a step beside host,
 products and attention is `rest`. `serial` is the share of a step in which one thread of the program
@@ -42,9 +42,9 @@ def run(args: argparse.Namespace) -> BenchTable:
         for batch in args.batch:
             engine = decoding(lm, batch, args.context, total)
             found: dict[str, list[float]] = {}
-            for turn in range(args.repeats + 1):
-                of_turn = parts(engine, share, args.steps)
-                for name, value in of_turn.items() if turn else ():  # the first is the warm-up
+            for round_ in range(args.repeats + 1):
+                of_round = parts(engine, share, args.steps)
+                for name, value in of_round.items() if round_ else ():  # the first is the warm-up
                     found.setdefault(name, []).append(value)
                 progress.update()
             row: dict[str, Any] = {"batch": batch}

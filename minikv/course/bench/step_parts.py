@@ -43,7 +43,7 @@ class Threads(ThreadPoolExecutor):
 
 
 def parts(engine: minikv.Engine, share: Threads, steps: int) -> dict[str, float]:
-    """By column, what one turn found: ms, and shares in %."""
+    """By column, what one round found: ms, and shares in %."""
     backend: Any = engine.attention
     before, backend.crowd.num_alone = engine.stats().host_seconds, 0
     seconds, _ = timed(partial(take_steps, engine, steps))
@@ -127,9 +127,11 @@ def over_blocks(config: minikv.ModelConfig, kv: Any, tables: np.ndarray, lens: n
     return attention, read_blocks
 
 
-def attention_share(engine: Any, share: Threads, batch: int, context: int, turn: int = 0) -> float:
+def attention_share(
+    engine: Any, share: Threads, batch: int, context: int, round_: int = 0
+) -> float:
     """What attention of a decode step reaches of the rate of a plain read of the same blocks, in %,
-    over the engine's own store, which is filled at random. `turn` changes nothing."""
+    over the engine's own store, which is filled at random. `round_` changes nothing."""
     backend, store = engine.attention, engine.store
     is_plain = isinstance(backend, CpuAttention)
     for part in [store.blocks] if is_plain else store.parts.values():

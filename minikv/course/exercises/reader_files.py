@@ -250,27 +250,20 @@ def same_code(one: str, other: str) -> bool:
     return ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
 
 
-def load(chapter: Chapter, text: str, keep: set[str], strict: bool = False) -> ModuleType:
-    """Run the reader's text as a complete module: what belongs to no exercise in `keep` is
-    the reference's. Other methods of a class in `keep` stay the reader's where they are
-    written, since methods of one class rely on each other; not if `strict`.
-    """
+def load(chapter: Chapter, text: str, keep: set[str]) -> ModuleType:
+    """Run the reader's text as a complete module: what belongs to no exercise in `keep` is the
+    reference's, in a class that several exercises share, too: a mistake fails its own alone."""
     name = f"exercises.{Path(chapter.file_name).stem}"
     module = ModuleType(name)
     module.__file__ = str(path_of(chapter))
     tree = parse(chapter, text)
-    found = definitions(tree)
     sys.modules[name] = module  # dataclasses look their module up there
     lines = [f"{line}\n" for line in lines_of(text)]  # for the lines that an error names
     linecache.cache[module.__file__] = (len(text), None, lines, module.__file__)
     exec(compile(tree, module.__file__, "exec"), module.__dict__)
-    places = chapter.places
-    kept_classes = {p.rpartition(".")[0] for p, id_ in places.items() if id_ in keep and "." in p}
-    for path, id_ in places.items():
+    for path, id_ in chapter.places.items():
         owner, _, method = path.rpartition(".")
-        node = found.get(path)
-        done = node is not None and not is_unwritten(node) and path not in chapter.bugs
-        if id_ in keep or (not strict and owner in kept_classes and done):
+        if id_ in keep:
             continue
         holder = getattr(module, owner, None) if owner else module
         if holder is not None:

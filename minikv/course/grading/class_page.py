@@ -103,11 +103,11 @@ def _exercises(results: Results) -> str:
     ]  # fmt: skip
     out = []
     for start in range(0, len(rows), MOST):
-        out.append(_table(["exercise", *STATES, ""], rows[start : start + MOST], {1, 2, 3}))
+        out.append(_table(["exercise", *STATES, ""], rows[start : start + MOST], {1, 2, 3, 4}))
     return "".join(out)
 
 
-STATES = ("passed", "failed", "not started")
+STATES = ("passed", "failed", "not started", "not finished")
 
 
 def _mistakes(results: Results) -> str:

@@ -16,6 +16,7 @@ import fnmatch
 import hashlib
 import io
 import json
+import math
 import os
 import signal
 import sqlite3
@@ -43,9 +44,12 @@ import minikv
 from minikv.course.exercises import reader_files
 from minikv.course.exercises.files import write_whole
 from minikv.course.exercises.manifest import Exercise, chapter_of, chapters, find
+from minikv.course.exercises.mistakes import mistakes_of
 from minikv.course.grading import reading
 from minikv.course.grading.class_page import as_page
 from minikv.course.judge import containment, process
+from minikv.course.judge.examine import import_checks
+from minikv.course.judge.raised import broken
 from minikv.course.judge.result import Line, Result
 from minikv.course.reports.report import Report
 
@@ -53,8 +57,6 @@ COLUMNS = (
     "student", "exercise", "title", "status", "checks passed", "checks", "seconds", "message",
     "to be read", "on its word",
 )  # fmt: skip
-
-NOT_CHECKED = "could not be checked: "
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,13 @@ def run(args: argparse.Namespace) -> int:
         one if names.count(one.name) == 1 else Student(_printable(one.folder), one.folder)
         for one in students
     ]
+    try:
+        for exercise in exercises:  # an error of ours would be told as theirs, or too late
+            import_checks(exercise.id)
+            mistakes_of(exercise)
+    except Exception as error:
+        print(broken(error), file=sys.stderr)
+        return 2
     announce()
     results: Results = []
     status = 0
@@ -174,7 +183,11 @@ def run(args: argparse.Namespace) -> int:
     if args.page:
         write_whole(args.page, as_page(results, to_be_read))
     print(as_text(results))
-    return status
+    unfinished = [f"{s.name} {r.exercise}" for s, r in results if r.status == "not finished"]
+    if unfinished:
+        print(f"\nNot finished, so without a mark: {', '.join(unfinished)}. Give the same command "
+              "again on a machine that has less to do, or read them.")  # fmt: skip
+    return status or int(bool(unfinished))
 
 
 def announce() -> None:
@@ -241,13 +254,13 @@ def grade_file(exercise_id: str, file: bytes | None) -> dict:
                 (folder / exercise.chapter.file_name).write_bytes(file)
             with reader_files.in_folder(folder):
                 return asdict(process.run(exercise))
-    except Exception as error:  # whatever a file brings about, the others are graded
-        return asdict(_not_checked(exercise, error))
+    except Exception as error:  # it is ours; the others are graded
+        return asdict(_not_checked(exercise, error, "not finished"))
 
 
-def _not_checked(exercise: Exercise, error: Exception) -> Result:
+def _not_checked(exercise: Exercise, error: Exception, status: str = "failed") -> Result:
     why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return Result(exercise.id, "failed", 0, place=f"{NOT_CHECKED}{why}")
+    return Result(exercise.id, status, 0, place=f"could not be checked: {why}")
 
 
 def grades(
@@ -255,7 +268,8 @@ def grades(
 ) -> Iterator[tuple[Student, Result]]:
     """Each exercise of each student, as they come. Workers go through the class exercise by
     exercise, because a process remembers what the reference gives. Students who handed in the
-    same file, byte for byte, share its reports: it is checked once."""
+    same file, byte for byte, share its reports: it is checked once. What a limit has ended is
+    checked again at the end, one by one: then nothing of ours keeps it from the processor."""
     waiting: dict[Future, tuple[Exercise, bytes | None, list[Student]]] = {}
     files: dict[tuple[Student, str], bytes | OSError | None] = {}
     for exercise in exercises:
@@ -280,11 +294,20 @@ def grades(
                 alike[file] = [student]
                 job = pool.submit(grade_file, exercise.id, file)
                 waiting[job] = exercise, file, alike[file]
+    again = []
     try:
         for done in as_completed(waiting):
             exercise, file, same = waiting[done]
             found = done.result()
-            if not (found["place"] or "").startswith(NOT_CHECKED):  # it may go better next time
+            if found["ended_with"] is not None or found["status"] == "not finished":
+                again.append(waiting[done])
+                continue
+            store.put(exercise, file, found)
+            for student in same:
+                yield student, _report(found)
+        for exercise, file, same in again:
+            found = pool.submit(grade_file, exercise.id, file).result()
+            if found["status"] != "not finished":
                 store.put(exercise, file, found)
             for student in same:
                 yield student, _report(found)
@@ -324,7 +347,11 @@ class Store:
             return None
         query = "SELECT report FROM reports WHERE name = ?"
         row = self._database.execute(query, [_name(exercise, file)]).fetchone()
-        return json.loads(row[0]) if row else None
+        if row is None:
+            return None
+        found = json.loads(row[0])
+        # With more time than it had then, it may come to its end.
+        return found if (found["ended_with"] or math.inf) >= process.time_limit() else None
 
     def put(self, exercise: Exercise, file: bytes | None, report: dict) -> None:
         if self._keeps:
@@ -387,16 +414,18 @@ def as_csv(results: Results) -> str:
     return _rows(rows)
 
 
-def points(results: Results) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
+def points(results: Results) -> tuple[dict[str, int], dict[str, dict[str, float]]]:
     """What each chapter can give, and what each student has, by chapter: an exercise that is
-    passed gives its difficulty in points, as in an assignment of nbgrader."""
+    passed gives its difficulty in points, as in an assignment of nbgrader. One that is not
+    finished makes both sums NaN: there is no mark yet."""
     possible: dict[str, int] = {}
     for id_ in dict.fromkeys(report.exercise for _, report in results):
         possible[id_[:2]] = possible.get(id_[:2], 0) + find(id_).difficulty
-    reached: dict[str, dict[str, int]] = {}
+    reached: dict[str, dict[str, float]] = {}
     for student, report in results:
         mine = reached.setdefault(student.name, dict.fromkeys(possible, 0))
-        mine[report.exercise[:2]] += find(report.exercise).difficulty if report.passed else 0
+        gives = math.nan if report.status == "not finished" else report.passed
+        mine[report.exercise[:2]] += find(report.exercise).difficulty * gives
     return possible, reached
 
 
@@ -420,12 +449,15 @@ def for_canvas(results: Results) -> str:
 def _rows(rows: list[list]) -> str:
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
-    table.writerows([[_no_formula(cell) for cell in row] for row in rows])
+    table.writerows([[_cell(cell) for cell in row] for row in rows])
     return out.getvalue()
 
 
-def _no_formula(cell: object) -> object:
-    """A spreadsheet computes what begins so; a name or a message of a student's must not."""
+def _cell(cell: object) -> object:
+    """NaN as nothing, so that a gradebook keeps what it has. And a spreadsheet computes what begins
+    like a formula; a name or a message of a student's must not."""
+    if cell != cell:
+        return ""
     is_one = isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{cell}" if is_one else cell
 
@@ -442,6 +474,8 @@ def as_junit(results: Results) -> str:
         )  # fmt: skip
         if report.status == "not started":
             ElementTree.SubElement(case, "skipped", message="not started")
+        elif report.status == "not finished":
+            ElementTree.SubElement(case, "error", message=_valid_in_xml(message(report)))
         elif not report.passed:
             text = _valid_in_xml(Report.of(report).text())
             failure = ElementTree.SubElement(
@@ -451,6 +485,7 @@ def as_junit(results: Results) -> str:
     for suite in suites.values():
         suite.set("tests", str(len(suite.findall("testcase"))))
         suite.set("failures", str(len(suite.findall("testcase/failure"))))
+        suite.set("errors", str(len(suite.findall("testcase/error"))))
         suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
@@ -462,8 +497,8 @@ def _valid_in_xml(text: str) -> str:
 
 
 def as_text(results: Results) -> str:
-    """One line per student: ✓ passed, ✗ failed, · not started."""
-    marks = {"passed": "✓", "failed": "✗", "not started": "·"}
+    """One line per student: ✓ passed, ✗ failed, · not started, ? not finished."""
+    marks = {"passed": "✓", "failed": "✗", "not started": "·", "not finished": "?"}
     lines: dict[str, list[str]] = {}
     for student, report in results:
         lines.setdefault(student.name, []).append(marks[report.status])

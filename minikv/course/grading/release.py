@@ -37,7 +37,7 @@ c = get_config()  # noqa: F821  nbgrader defines it
 c.CourseDirectory.course_id = "minikv"
 configure(c)
 '''
-MATTERS = re.compile(r"^### (\d\d\.\d+) .*\n+\*\*Why it matters\.\*\* (.+)", re.MULTILINE)
+TASK = re.compile(r"### (\d\d\.\d+) .*\n+")
 OPENING = """# {number} · {title}: assignment
 
 Write your solutions into `{file}`, which lies beside this notebook, and save it. The cells below
@@ -54,7 +54,9 @@ write_solution("{number}")  # only the source version has these lines
 ### END SOLUTION"""
 ASKED = """## {exercise.id} {exercise.title}
 
-{matters} About {exercise.minutes} minutes, {points}."""
+{task}
+
+About {exercise.minutes} minutes, {points}."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +125,7 @@ def source(chapter: Chapter) -> nbformat.NotebookNode:
         _cell("begin", BEGIN.format(number=number), locked=True),
         _cell("own", SOLUTION.format(number=number), solution=True),
     ]
-    told = matters(chapter)
+    told = tasks(chapter)
     for exercise in chapter.exercises:
         name = exercise.id.replace(".", "-")
         cells.append(new_markdown_cell(_asked(exercise, told[exercise.id]), id=f"asked-{name}"))
@@ -137,16 +139,17 @@ def source(chapter: Chapter) -> nbformat.NotebookNode:
     return new_notebook(cells=cells, metadata={"kernelspec": kernel})
 
 
-def matters(chapter: Chapter) -> dict[str, str]:
-    """Why each exercise matters, as the chapter's notebook says it."""
+def tasks(chapter: Chapter) -> dict[str, str]:
+    """What each exercise asks for, as the chapter's notebook says it. "Above" is there."""
     cells = json.loads(notebooks()[notebook(chapter.number)])["cells"]
-    found = (MATTERS.search("".join(cell["source"])) for cell in cells)
-    return {one[1]: " ".join(one[2].split()) for one in found if one is not None}
+    texts = ["".join(cell["source"]).replace("](../exercises/", "](") for cell in cells]
+    found = [(one, text) for text in texts if (one := TASK.match(text)) is not None]
+    return {one[1]: text[one.end() :] for one, text in found}
 
 
-def _asked(exercise: Exercise, why: str) -> str:
+def _asked(exercise: Exercise, task: str) -> str:
     points = "1 point" if exercise.difficulty == 1 else f"{exercise.difficulty} points"
-    return ASKED.format(exercise=exercise, matters=why, points=points)
+    return ASKED.format(exercise=exercise, task=task, points=points)
 
 
 def _cell(name: str, text: str, **kind: object) -> nbformat.NotebookNode:

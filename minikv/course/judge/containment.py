@@ -44,7 +44,7 @@ WRITES = {1: (1 << 1) | sum(1 << bit for bit in range(4, 13)), 2: 1 << 13, 3: 1 
 WRITES_A_FILE = (1 << 1) | (1 << 14)
 READS_A_FILE, LISTS = 1 << 2, 1 << 3
 TCP_SINCE, TCP = 4, 0b11  # bind and connect
-# Where systems keep programs, and what programs ask the system about; no one's own files.
+# Where systems keep programs, and what programs ask the system about; no user's files.
 SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix", "/gnu", "/proc", "/sys",
     "/dev", "/etc/ld.so.cache", "/etc/passwd", "/etc/localtime",
@@ -80,14 +80,22 @@ def confine(scratch: str, apart: bool = False, unread: set[Path] | None = None) 
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT, FILE_LIMIT))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with open("/proc/self/statm") as statm:
-            used = int(statm.read().split()[5]) * resource.getpagesize()  # data and stack
-        resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY_LIMIT,) * 2)
+    limit_memory()
     if sys.platform == "linux":
         if apart:
             namespaces.private_files(scratch)
         signals = not apart and _landlock_version() < SCOPES_SINCE
         _fence(Path(scratch), signals, unread)
+
+
+def limit_memory() -> None:
+    """This process may take MEMORY_LIMIT from here on, where the system can count it."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        with open("/proc/self/statm") as statm:
+            used = int(statm.read().split()[5]) * resource.getpagesize()  # data and stack
+        resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY_LIMIT,) * 2)
 
 
 def _fence(scratch: Path, signals: bool, unread: set[Path] | None) -> None:

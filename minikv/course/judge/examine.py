@@ -11,11 +11,12 @@ from minikv.course.exercises import reader_files
 from minikv.course.exercises.manifest import Chapter, Exercise, chapter_of, chapters
 from minikv.course.exercises.skeletons import definitions, targets
 from minikv.course.judge.checking import CHECKS, MODEL_RUNS, Check, tinypy
-from minikv.course.judge.observing import MODEL_RUN, Here, Player, disagreement
+from minikv.course.judge.observing import MODEL_RUN, Here, Player, disagreement, handed_over
 from minikv.course.judge.raised import Failure, Raised
 from minikv.course.judge.result import Line, Result
 from minikv.course.judge.scenarios import Outcome, Played, diagnose
 
+IMPORT = "the file can be imported"
 NO_PASS = "what your code returns, and what it replaces while it runs"
 COMPILE_LIMIT = 60.0  # seconds for a GPU's compiler, beyond the time of a check
 COMPILES = "a GPU's compiler takes it, too"  # a check that waits for another process
@@ -53,8 +54,7 @@ def examine(
     try:
         player.load(text)
     except Failure as error:
-        tell({"start": "import"})
-        report.lines.append(error.raised.line("the file can be imported", None, None))
+        report.lines.append(error.raised.line(IMPORT, None, None))
         report.trace = error.raised.ask().trace
         return report
     played: list[tuple[Line, Outcome]] = []
@@ -78,6 +78,8 @@ def examine(
                 if differs is not None:
                     line = Line(check.name, False, differs, check.cause, check.look or NO_PASS)
         except Failure as error:
+            if isinstance(check, Check) and not own:
+                handed_over(exercise, check)  # raises if the check is what is wrong
             failure = error.raised
             line = failure.line(check.name, check.cause, check.look)
         if failure is not None:
@@ -109,6 +111,8 @@ def examine(
                 differs = None if own else disagreement(exercise, None, handed)
                 line = Line(name, False, differs, None, NO_PASS)
             except Failure as error:
+                if not own:
+                    handed_over(exercise, None)
                 line = error.raised.line(name, None, None)
                 report.trace = error.raised.ask().trace
                 differs = line.what
@@ -147,7 +151,7 @@ def run_parts(passed: set[str], tell: Callable[[dict], None]) -> None:
             failed(which, error)
 
     def run_alone(run: Callable[..., str], chapter: Chapter, ids: set[str]) -> str:
-        module = reader_files.load(chapter, reader_files.read(chapter), keep=ids, strict=True)
+        module = reader_files.load(chapter, reader_files.read(chapter), keep=ids)
         _note_calls(chapter, module, ids, called)
         return run(module, tinypy())
 
@@ -229,7 +233,7 @@ def _borrow(own: set[str], called: set[str], before: str = "99") -> None:
         kept = {id_ for id_ in own if id_.startswith(f"{number}.")}
         if number < before and kept:
             text = reader_files.read(chapter)
-            module = reader_files.load(chapter, text, keep=kept, strict=True)
+            module = reader_files.load(chapter, text, keep=kept)
             _note_calls(chapter, module, kept, called)
             reader_files.borrow(chapter, module, kept)
 

@@ -50,7 +50,7 @@ def attempted(action: Callable[[], None]) -> bool:
 
 
 def stand_apart() -> bool:
-    """Go on as the first process in namespaces of one's own. True in the process that goes on;
+    """Go on as the first process in namespaces of its own. True in the process that goes on;
     the calling one waits for it, and ends as it does. Raises OSError."""
     user, group = os.geteuid(), os.getegid()
     _call("unshare", NEW_USER | NEW_PIDS | NEW_FILES | NEW_NETWORK | NEW_IPC)

@@ -97,13 +97,17 @@ class Here:
 
 def disagreement(exercise: Exercise, check: Check | None, found: list) -> str | None:
     """How a passing run, of a check by hand or (None) of the model, was not the reference's."""
-    if check is None:
-        expected = _of_its_model(exercise.chapter, MODEL_RUNS[exercise.id])
-    else:
-        expected = _of_the_reference(exercise, check) if check.hands_over else []
+    expected = [] if check and not check.hands_over else handed_over(exercise, check)
     if len(found) == len(expected) and all(map(same, found, expected)):
         return None
     return "what it says is right is not what the reference gives"
+
+
+def handed_over(exercise: Exercise, check: Check | None) -> list:
+    """What the reference hands over. Raises what a check raises that is wrong itself."""
+    if check is None:
+        return _of_its_model(exercise.chapter, MODEL_RUNS[exercise.id])
+    return _of_the_reference(exercise, check)
 
 
 @cache

@@ -39,7 +39,7 @@ from time import monotonic, process_time
 import torch
 
 import minikv
-from minikv.course.exercises import reader_files
+from minikv.course.exercises import mistakes, reader_files
 from minikv.course.exercises.manifest import Exercise, chapter_of, find
 from minikv.course.exercises.skeletons import lines_of
 from minikv.course.judge import containment
@@ -47,6 +47,7 @@ from minikv.course.judge.checking import COMPILING, tinypy
 from minikv.course.judge.examine import (
     COMPILE_LIMIT,
     COMPILES,
+    IMPORT,
     MODEL_RUN,
     examine,
     import_checks,
@@ -54,7 +55,7 @@ from minikv.course.judge.examine import (
     run_parts,
 )
 from minikv.course.judge.observing import Confused, Gone, There, serve
-from minikv.course.judge.raised import is_readers, short
+from minikv.course.judge.raised import Broken, broken, is_readers, short
 from minikv.course.judge.result import Line, Result
 from minikv.course.judge.without_reference import files_of
 
@@ -70,6 +71,7 @@ END_LIMIT = 5.0  # seconds for a starter to end
 KEPT_OUTPUT = 2_000  # characters of what the reader's code prints
 KEPT_LINES = 12  # of them
 LONGEST_STACK = 20_000  # bytes of where a player was
+CUT = "not finished", "stopped: used", "the process was ended by SIGKILL"
 CONFUSED = 1000  # as the status of a player that sends what no player sends
 FORKS = sys.platform == "linux"
 # What the reader's code finds in its environment: no key and no password of who has it checked.
@@ -84,7 +86,7 @@ NEEDED = (
 
 def run(exercise: Exercise, own: Iterable[str] = (), far: float | None = None) -> Result:
     """Check the reader's file as it is now. Never raises for what is in that file. `far`: seconds
-    of the clock, for code that uses none of the processor's."""
+    of the clock, for code that uses none of the processor's. Raises Broken if the course is."""
     chapter = exercise.chapter
     report = Result(exercise.id, "failed", 0)
     try:
@@ -108,11 +110,17 @@ def run(exercise: Exercise, own: Iterable[str] = (), far: float | None = None) -
             report = Result(**message["report"], lines=lines)
     if ended is not None:
         report.lines = [Line(**message["line"]) for message in messages if "line" in message]
-        running = next((m["start"] for m in reversed(messages) if "start" in m), "the start")
-        report.total = next((m["total"] for m in messages if "total" in m), 0)
+        totals = [message["total"] for message in messages if "total" in message]
+        running = IMPORT if totals else "the start"
+        running = next((m["start"] for m in reversed(messages) if "start" in m), running)
+        report.total = sum(totals)
         report.total += running == MODEL_RUN
-        ended.name = running
+        ended.name, what = running, ended.what or ""
         report.lines.append(ended)
+        if what.startswith(CUT) or not totals:
+            report.ended_with = time_limit()
+        if what.startswith(CUT[0]) or not totals:  # before the code was asked anything
+            report.status = "not finished"
     report.printed = printed
     return report
 
@@ -143,6 +151,8 @@ def _in_child(
     found: list[dict] = []
 
     def listen(message: dict) -> None:
+        if "broken" in message:
+            raise Broken(message["broken"])
         found.append(message)
         hear(message)
 
@@ -226,6 +236,16 @@ class _Listener:
         return printed + (f"\n… and {self._dropped:,} more bytes" if self._dropped else "")
 
 
+@contextmanager
+def _telling(tell: Callable[[dict], None]) -> Iterator[Callable[[dict], None]]:
+    """Tell of what is raised inside, which is the course's fault."""
+    try:
+        yield tell
+    except Exception as error:
+        tell({"broken": broken(error)})
+        tell({"end": True})
+
+
 def _ending(status: int | None, stack: str, limit: float, far: float) -> Line:
     """How a child ended that did not come to its end."""
     where, at = "", None
@@ -239,8 +259,8 @@ def _ending(status: int | None, stack: str, limit: float, far: float) -> Line:
     if status is None or "Timeout (" in stack:  # faulthandler's; other code may write there, too
         what = f"not finished after {far:g} s; it computed for less than {limit:g} s{where}"
         cause = (
-            "the code sleeps, or waits for what never comes; on a machine that is far too busy "
-            "also a right one: then try again"
+            "the machine is far too busy, also for a right solution: try again; or the code "
+            "sleeps, or waits for what never comes"
         )
         look = "what does it wait for, and who would bring that?"
     elif status == -signal.SIGXCPU:
@@ -380,7 +400,8 @@ def _serve() -> None:
         job = json.loads(jobs.readline() or "null")
         if job is not None:
             _enter(job)
-            _do_all(job, lambda message: answer({"said": message}))
+            with _telling(lambda message: answer({"said": message})) as tell:
+                _do_all(job, tell)
             answer({"status": 0, "over": None})
             os._exit(0)  # whatever threads the reader's code has left behind
         return
@@ -393,6 +414,7 @@ def _serve() -> None:
         os._exit(0)
     theirs.close()
     containment.hide()
+    containment.limit_memory()  # what a player sends becomes larger when it is read
     while select.select([jobs], [], [], IDLE_LIMIT)[0]:
         line = jobs.readline()
         if not line:
@@ -431,6 +453,7 @@ def _judge(job: dict, control: socket.socket, answer: Callable[[dict], None]) ->
         else:
             exercise = find(job["what"])
             import_checks(exercise.id)
+            mistakes.of_chapter(exercise.chapter)
             text = reader_files.read(exercise.chapter)
             player = There(exercise, ours, control)
             report = examine(exercise, text, tell=tell, player=player)
@@ -438,8 +461,10 @@ def _judge(job: dict, control: socket.socket, answer: Callable[[dict], None]) ->
             tell({"end": True})
     except Gone:  # it has ended, or closed what it is asked through
         confused = not select.select([control], [], [], GONE_LIMIT)[0]
-    except (Confused, ValueError):
+    except (Confused, json.JSONDecodeError):
         confused = True
+    except Exception as error:
+        tell({"broken": broken(error)})
     finally:
         ours.close()
         control.send(b".")  # it is to end now
@@ -465,7 +490,7 @@ def _keep_players(control: socket.socket, apart: bool) -> None:
         if not data:
             return
         job = json.loads(data) | {"apart": apart}
-        with suppress(Exception):  # once for all players; what fails here fails there, too
+        with suppress(Exception):  # once for all players; what fails here, the judge tells
             import_checks(job["what"], job["ids"])
         pid = os.fork()
         if pid == 0:
@@ -538,7 +563,8 @@ def _be_a_player(job: dict, connection: socket.socket) -> None:
                     messages.write(json.dumps(message) + "\n")
                     messages.flush()
 
-                _do_all(job, tell)
+                with _telling(tell):
+                    _do_all(job, tell)
         else:
             exercise = find(job["what"])
             with _watched(job, unread=files_of(exercise)) as begin:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from minikv.course.exercises import reader_files
+from minikv.course.exercises.manifest import ReaderError
 from minikv.course.judge.checking import Wrong
 from minikv.course.judge.result import Line
 
@@ -68,6 +69,19 @@ class Raised:
             return Line(name, False, told.what, None, None, told.origin, told.at)
         look = told.look or look or told.where
         return Line(name, False, told.what, told.cause or cause, look, told.origin, told.at)
+
+
+class Broken(ReaderError):
+    """An error of the course, which no reader can correct and no code is to blame for."""
+
+
+def broken(error: Exception) -> str:
+    """A sentence about an error that was raised where no reader's code runs."""
+    frames = traceback.extract_tb(error.__traceback__)
+    [*_, last] = [f for f in frames if "chapters" in Path(f.filename).parts] or frames
+    where = "" if ".toml" in str(error) else f"{last.filename}, line {last.lineno}: "
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return f"the check itself is broken, and your file is not to blame: {where}{kind}{error}"
 
 
 class Failure(Exception):

@@ -19,7 +19,8 @@ class Line:
 
 @dataclass
 class Result:
-    """The result of one exercise: "passed", "not started" or "failed"."""
+    """The result of one exercise: "passed", "not started", "failed"; or "not finished", which says
+    nothing about the code: too little of the machine was left for it, or it waits for ever."""
 
     exercise: str
     status: str
@@ -32,6 +33,8 @@ class Result:
     seconds: float = 0.0
     model: str | None = None  # what tinypy did on the reader's part
     fingerprint: str | None = None  # of the code that was checked
+    # Processor seconds that it was allowed, if a limit or the system ended it before it was done.
+    ended_with: float | None = None
     # Lines that passed where the code could touch what they compare: nothing else proves them.
     on_its_word: list[str] = field(default_factory=list)
 

@@ -199,7 +199,7 @@ class Scenario:
 
     @cache  # noqa: B019  a scenario lives as long as its module
     def expected(self, group: Group, place: int) -> list[Event]:
-        """What the reference gives. Raises RuntimeError for a program that does not come to its
+        """What the reference gives. Raises ValueError for a program that does not come to its
         end even there: its author made a mistake, not the reader."""
         return self.log_of(group, place, partial(self._expected, group, place))
 
@@ -208,8 +208,10 @@ class Scenario:
         with reader_files.nobodys():
             events = self.on(reference_module(self.exercise), group, place, case)
         if events and events[-1].error is not None and not events[-1].is_call:
-            raise RuntimeError(
-                f"{self.exercise}, {group.name}, program {place}: {events[-1].error.message}"
+            code, error = self.play.__code__, events[-1].error
+            raise ValueError(
+                f"{code.co_filename}, line {code.co_firstlineno}, {self.exercise}, {group.name}, "
+                f"program {place}: {error.name}: {error.message}"
             )
         return events
 

@@ -1,10 +1,10 @@
 """Where a reader's code runs, there is no answer to its exercise.
 
-Each function that the exercise asks for is emptied in place: whoever has it, under whatever name,
-and calls it, calls the reader's. So the engine and the checks run on the reader's part, and nobody
-need ask who calls. In a player that is for good: the answers are in none of its objects, and
-`containment` keeps it from the files that hold them. Where checks run in one process with the
-judge (tests, macOS, Windows), it lasts while the reader's code runs.
+Each function that the exercise asks for is emptied in place: a call of it, from any module and
+under any name, is a call of the reader's. So the engine and the checks run on the reader's part. In
+a player that is for good: the answers are in none of its objects, and `containment` keeps it from
+the files that hold them. Where checks run in one process with the judge (tests, macOS, Windows), it
+lasts while the reader's code runs.
 """
 
 import linecache
@@ -87,7 +87,7 @@ class WithoutReference:
                 setattr(holder, name, original)
 
     def _empty(self, function: Any, path: str) -> None:
-        # The code, in place: whoever has the function has the reader's.
+        # The code, in place: every reference to the function then runs the reader's.
         if isinstance(function, FunctionType):
             code = eval(EMPTIED.format(__name__, len(_instead))).__code__
             _instead.append(partial(self._call, path, None))

@@ -2,51 +2,44 @@
 
 A slot is a small square. A block is a rounded row of slots, with its id at the left and
 its reference count at the right. Logical blocks are on the left, physical ones on the
-right, and each entry of a block table is an arrow between them. All measures are inches
-from the upper left corner; the width of a text is estimated.
+right, and each entry of a block table is an arrow between them.
 """
 
-import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
-
-from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch, Patch, PathPatch, Polygon, Rectangle
-from matplotlib.path import Path
-from matplotlib.patheffects import Normal, Stroke
 
 from minikv.course.pictures import style
+from minikv.course.pictures.scene import (
+    BODY,
+    LIVE,
+    LOOKS,
+    SIDE,
+    SMALL,
+    WIDTH,
+    Entry,
+    Legend,
+    Pen,
+    Scene,
+    body_entry,
+    evenly,
+    number_of,
+    room,
+    slot_entry,
+    warning_entry,
+    width_of,
+)
 from minikv.course.pictures.snapshot import SeenBlock, Snapshot
 from minikv.course.pictures.timeline import visible
 
-WIDTH = 7.6  # narrower than a chart: letters stay legible where the window is split
 SLOT, FILM_SLOT = 0.24, 0.19  # a slot with room around it: alone, and in a film
 SMALLEST = 0.155  # if it had to be smaller, fewer panels or blocks go beside each other
-MOST_STRIPES, MOST_NAMES = 6, 4  # of those who share a block: in a slot, and beside the block
-MARGIN, GAP = 0.1, 0.24  # around the picture; between two panels
+MOST_NAMES = 4  # of the tables that share a block
 MOST_BLOCKS = 64  # of a pool are drawn
 ROWS = (16, 24, 32)  # of a pool under each other: the best, and if that gets too small
-LIVE, CACHED, HELD = "#f1f1f1", "#dedede", "#a8a8a8"  # what blocks are filled with
-LOOKS = dict(  # of a block, by its state
-    used=dict(face=LIVE),
-    shared=dict(face=style.PAPER, hatch="//////"),
-    cached=dict(face=CACHED),
-    held=dict(face=HELD),
-    free=dict(face="none", edge=style.FAINT),
-    freed=dict(face="none", edge=style.FAINT, dashes="--"),
-)
-WORDS, SMALL = 9.5, 8.0  # points: titles, the legend
-
-
-def width_of(text: str, size: float, each: float = 0.55) -> float:
-    """About how wide a text is, in inches; `each` letter in parts of the font's size."""
-    return each * size / 72 * len(text)
 
 
 def held_by(block: SeenBlock) -> str:
-    """A block's reference count and, if it is shared, who holds it: "3 ABC"."""
+    """A block's reference count and, if it is shared, the tables that name it: "3 ABC"."""
     names = list(dict.fromkeys(block.named_by))
     if len(names) < 2:
         return str(block.ref_count)
@@ -162,108 +155,6 @@ class Layout:
         return x, self.top + (row + 0.5) * self.row
 
 
-# ── The ink ───────────────────────────────────────────────────────────────────
-
-
-class Pen:
-    """Draws on a paper of its own.
-
-    Patches go through `add_artist`: `add_patch` would measure each, for limits that are set.
-    Nothing is clipped: all of it is on the paper, and an SVG would say so for each patch.
-    """
-
-    def __init__(self, height: float):
-        self.figure, self.axes = style.canvas(height, WIDTH, WIDTH)
-
-    def add(self, patch: Patch) -> None:
-        self.axes.add_artist(patch).set_clip_on(False)
-
-    def text(self, x, y, text, size, align="left", color=style.INK, **more) -> None:
-        self.axes.text(
-            x, y, text, fontsize=size, ha=align, va="center_baseline", color=color, **more
-        )
-
-    def square(self, x, y, width, height, face, edge=style.INK, line=0.6, zorder=1.0) -> None:
-        self.add(
-            Rectangle(
-                (x, y), width, height, facecolor=face, edgecolor=edge, linewidth=line,
-                zorder=zorder,
-            )
-        )  # fmt: skip
-
-    def body(self, x, y, width, slot, face, hatch=None, edge=style.INK, dashes="-") -> None:
-        """The rounded row that a block is; y is its middle."""
-        height = 1.36 * slot
-        patch = FancyBboxPatch(
-            (x, y - height / 2), width, height, facecolor=face, edgecolor=edge, linewidth=0.9,
-            boxstyle=f"round,pad=0,rounding_size={0.3 * slot}", hatch=hatch, linestyle=dashes,
-            zorder=1,
-        )  # fmt: skip
-        patch.set_hatch_linewidth(0.8)
-        self.add(patch)
-
-    def slot(
-        self, x, y, side, names: Sequence[str] = (), new: bool = False, wide=0.0, token=("", 0.0)
-    ) -> None:
-        """A square, or a box `wide`, in the colour of its sequence; (x, y) is its middle.
-
-        In it stands the sequence's letter, or a `token`, (text, points). One that several
-        sequences share has their colours, as stripes.
-        """
-        gap = 0.1 * side  # so that what is behind a row of slots is seen between them
-        wide, side = max(wide, side) - gap, side - gap
-        left, top = x - wide / 2, y - side / 2
-        stripe = wide / max(1, min(len(names), MOST_STRIPES))
-        for i, name in enumerate(names[:MOST_STRIPES]):
-            color = style.color(_number(name))
-            self.square(left + i * stripe, top, stripe, side, color, line=0)
-        if len(names) == 1 and token[0]:
-            self.text(x, y, token[0], token[1], "center", style.ink_on(color), family="monospace")
-        elif len(names) == 1:
-            size = min(10, 72 * side * 0.64 / len(name) ** 0.5)
-            self.text(x, y, name, size, "center", style.ink_on(color), weight="bold")
-        face = "none" if names else style.PAPER
-        self.square(left, top, wide, side, face, style.INK if names else style.FAINT)
-        if new:
-            thick = min(2.0, 9.5 * side)
-            more = thick / 2 / 72
-            corner = left - more / 2, top - more / 2
-            self.square(*corner, wide + more, side + more, "none", line=thick, zorder=2)
-
-    def count(self, x, y, count: str, size, wrong: bool = False, color=style.INK) -> None:
-        """A reference count; one that is wrong is white on black, with a mark."""
-        if wrong:
-            box = dict(boxstyle="round,pad=0.15", facecolor=style.INK, linewidth=0)
-            self.text(x + 0.02, y, count, size, color=style.PAPER, weight="bold", bbox=box)
-            self.text(x + width_of(count, size, 0.7) + 0.06, y, "⚠", size + 1, weight="bold")
-        else:
-            self.text(x, y, count, size, color=color)
-
-    def arrow(self, points: Sequence[tuple[float, float]], color: str, slot: float) -> None:
-        """A curve through `points`, level at each, with a head that suits the size of a slot."""
-        (x, y), head = points[-1], min(0.08, 0.42 * slot)
-        points = [*points[:-1], (x - 0.9 * head, y)]
-        vertices, codes = [points[0]], [Path.MOVETO]
-        for (x0, y0), (x1, y1) in pairwise(points):
-            vertices += [((x0 + x1) / 2, y0), ((x0 + x1) / 2, y1), (x1, y1)]
-            codes += [Path.CURVE4] * 3
-        thick = min(1.4, 7 * slot)
-        rim = [Stroke(linewidth=thick + 1, foreground=style.INK), Normal()]  # for pale colours
-        self.add(
-            PathPatch(
-                Path(vertices, codes), facecolor="none", edgecolor=color, linewidth=thick,
-                path_effects=rim, zorder=0.8,
-            )
-        )  # fmt: skip
-        triangle = [(x - head, y - head / 2), (x, y), (x - head, y + head / 2)]
-        self.add(Polygon(triangle, facecolor=style.INK, linewidth=0, zorder=0.9))
-
-
-def _number(name: str) -> int:
-    """Which sequence a letter stands for: the inverse of `style.letter`."""
-    return ord(name[0]) - ord("A") + 26 * int(name[1:] or 0)
-
-
 class Panel:
     """The `i`-th of the steps, drawn at (x, y), and what is new since the one before it."""
 
@@ -372,7 +263,7 @@ class Panel:
             gap = at.block(place)[1] - at.row / 2 + 0.3 * at.slot * lane / at.columns
             points += [(at.pool, gap), (end_x - 0.25, gap)]
         points.append((end_x, end_y))
-        color = style.color(_number(name))
+        color = style.color(number_of(name))
         self.pen.arrow([(self.x + x, self.y + y) for x, y in points], color, at.slot)
 
     def _block(self, block: SeenBlock) -> None:
@@ -404,65 +295,12 @@ class Panel:
         self._text(at.pool + at.id_width, y, f"… and {used}{free} free", color=style.FAINT)
 
 
-# ── The legend ────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One thing that a legend explains: a sample `width` wide, and what it means."""
-
-    width: float
-    meaning: str
-    sample: Callable[[Pen, float, float], None]  # draws it: left end, middle
-
-
-class Legend:
-    """One or more lines at the bottom of every picture."""
-
-    def __init__(self, entries: Sequence[Entry]):
-        self.places, x, line = [], MARGIN, 0
-        for entry in entries:
-            width = entry.width + 0.06 + width_of(entry.meaning, SMALL, 0.56) + 0.2
-            if x + width > WIDTH:
-                x, line = MARGIN, line + 1
-            self.places.append((entry, x, line))
-            x += width
-        self.height = 0.26 * (line + 1) + 0.14
-
-    def draw(self, pen: Pen, y: float) -> None:
-        pen.axes.plot([MARGIN, WIDTH - MARGIN], [y + 0.04] * 2, color=style.FAINT, lw=0.5)
-        for entry, x, line in self.places:
-            middle = y + 0.2 + 0.26 * line
-            entry.sample(pen, x, middle)
-            pen.text(x + entry.width + 0.06, middle, entry.meaning, SMALL)
-
-
-SIDE, BODY = 0.17, 0.4  # of a slot and of a block in a legend
-
-
-def slot_entry(meaning: str, names: str, new: bool = False) -> Entry:
-    return Entry(SIDE, meaning, lambda pen, x, y: pen.slot(x + SIDE / 2, y, SIDE, names, new))
-
-
-def body_entry(meaning: str, state: str, names: str = "") -> Entry:
-    def sample(pen: Pen, x: float, y: float) -> None:
-        pen.body(x, y, BODY, SIDE, **LOOKS[state])
-        if names:
-            pen.slot(x + BODY / 2, y, SIDE, names)
-
-    return Entry(BODY, meaning, sample)
-
-
 def _count_sample(pen: Pen, x: float, y: float) -> None:
     pen.text(x, y, "7", SMALL)
     pen.body(x + 0.11, y, BODY, SIDE, LIVE)
     pen.slot(x + 0.11 + BODY / 2 - SIDE / 2, y, SIDE, "A")
     pen.slot(x + 0.11 + BODY / 2 + SIDE / 2, y, SIDE)
     pen.text(x + 0.11 + BODY + 0.04, y, "1", SMALL)
-
-
-def warning_entry(meaning: str) -> Entry:
-    return Entry(0.28, meaning, lambda pen, x, y: pen.count(x + 0.03, y, "0", SMALL, wrong=True))
 
 
 def _legend(steps: Sequence[Snapshot]) -> Legend:
@@ -491,84 +329,16 @@ def _legend(steps: Sequence[Snapshot]) -> Legend:
     return Legend([entry for kind, entry in entries.items() if kind in there])
 
 
-# ── The pictures ──────────────────────────────────────────────────────────────
-
-
-def frame(steps: Sequence[Snapshot], i: int) -> Figure:
-    """Step `i` alone, without its words."""
-    layout, legend = Layout.fitting(steps, room(1), SLOT), _legend(steps)
-    pen = Pen(MARGIN + layout.height + legend.height)
-    Panel(pen, layout, MARGIN, MARGIN, steps, i).draw()
-    legend.draw(pen, MARGIN + layout.height)
-    return pen.figure
-
-
-def room(across: int) -> float:
-    """The width of each of `across` panels beside each other."""
-    return (WIDTH - 2 * MARGIN - (across - 1) * GAP) / across
-
-
-def film(steps: Sequence[Snapshot], chosen: Sequence[int]) -> Figure:
-    """The chosen steps with their words, from left to right, then on the next line."""
-    shown, across = [steps[i] for i in chosen], len(chosen)
-    while across > 1 and Layout.fitting(shown, room(across), FILM_SLOT).slot < SMALLEST:
+def scene(steps: Sequence[Snapshot], alone: bool) -> Scene:
+    """The steps, each compared with the one before it."""
+    across = 1 if alone else len(steps)
+    most = SLOT if alone else FILM_SLOT
+    while across > 1 and Layout.fitting(steps, room(across), most).slot < SMALLEST:
         across -= 1
-    across = evenly(len(chosen), across)
-    layout = Layout.fitting(shown, room(across), FILM_SLOT)
+    across = evenly(len(steps), across)
+    layout = Layout.fitting(steps, room(across), most)
 
     def panel(pen: Pen, place: int, x: float, y: float) -> None:
-        Panel(pen, layout, x, y, shown, place).draw()
+        Panel(pen, layout, x, y, steps, place).draw()
 
-    return strip(steps, chosen, across, [layout.height] * len(chosen), panel, _legend(shown))
-
-
-def evenly(panels: int, most: int) -> int:
-    """How many panels to put on a line, at most `most`, so that lines are about equally long."""
-    return -(-panels // -(-panels // most))
-
-
-def strip(
-    steps: Sequence[Any],
-    chosen: Sequence[int],
-    across: int,
-    heights: Sequence[float],
-    panel: Callable[[Pen, int, float, float], None],
-    legend: Legend,
-) -> Figure:
-    """The chosen steps as panels of one width, `across` on a line, under words and warnings.
-
-    `panel(pen, place, x, y)` draws the place-th of them; (x, y) is its upper left corner.
-    """
-    wrapped = [
-        _wrapped(f"Step {i}: {steps[i].words}", steps[i].warnings, room(across)) for i in chosen
-    ]
-    line = 1.35 * WORDS / 72
-    tops, starts, bottom = [], [], MARGIN  # of each line: its words, and its panels
-    for first in range(0, len(chosen), across):
-        tops.append(bottom)
-        starts.append(bottom + line * max(map(len, wrapped[first : first + across])) + 0.08)
-        bottom = starts[-1] + max(heights[first : first + across]) + 0.12
-
-    pen = Pen(bottom + legend.height)
-    for place, lines in enumerate(wrapped):
-        row, column = divmod(place, across)
-        x, top = MARGIN + column * (room(across) + GAP), tops[row]
-        if column > 0:
-            end = tops[row + 1] if row + 1 < len(tops) else bottom
-            pen.axes.plot([x - GAP / 2] * 2, [top, end - 0.1], color=style.FAINT, lw=0.5)
-        for n, (words, weight) in enumerate(lines):
-            pen.text(x, top + (n + 0.5) * line, words, WORDS, weight=weight)
-        panel(pen, place, x, starts[row])
-    legend.draw(pen, bottom)
-    return pen.figure
-
-
-def _wrapped(words: str, warnings: Sequence[str], width: float) -> list[tuple[str, str]]:
-    """The lines over a panel, with their weights."""
-    characters = int(width / width_of("0", WORDS, 0.62))  # bold
-    title = textwrap.wrap(words, characters, subsequent_indent="    ")
-    lines = [(line, "bold") for line in title]
-    for warning in warnings:
-        wrapped = textwrap.wrap(f"⚠ {warning}", characters, subsequent_indent="    ")
-        lines += [(line, "normal") for line in wrapped]
-    return lines
+    return Scene([layout.height] * len(steps), panel, _legend(steps), across)

@@ -8,35 +8,18 @@
     history.widget()                                       # a player
 
 A `Snapshot` says in plain data what is drawn, so a test can ask it. It reads the public
-surface alone, of the engine's own classes or of anyone's: `num_blocks`, `num_free` and
+surface alone, of the engine's own classes or of a reader's: `num_blocks`, `num_free` and
 `ref_count(block_id)` of the pool; `block_ids`, `block_size` and `num_tokens` of a table.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from operator import index as as_int
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from minikv.course.pictures import block_drawing, style
-from minikv.course.pictures.player import Player
+from minikv.course.pictures import block_drawing
+from minikv.course.pictures.recording import Recording, check_letter, check_surface
+from minikv.course.pictures.scene import Scene
 from minikv.course.pictures.snapshot import SeenTable, Snapshot
-
-
-def check_letter(what: str, name: object) -> None:
-    """Raise ValueError unless `name` is one that `style` has a colour for."""
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Z]\d*", name):
-        raise ValueError(f"{what}: a name is a letter, as in {{'A': table}}, was {name!r}")
-
-
-def check_surface(what: str, thing: object, names: Sequence[str]) -> None:
-    """Raise TypeError unless `thing` has all that is read of it."""
-    for name in names:
-        if not hasattr(thing, name):
-            needed = f"{', '.join(names[:-1])} and {names[-1]}"
-            raise TypeError(f"{what}: must have {needed}, lacks {name}")
 
 
 def _copy_table(name: str, table, texts: Sequence[str]) -> SeenTable:
@@ -49,87 +32,6 @@ def _copy_table(name: str, table, texts: Sequence[str]) -> SeenTable:
             f"table {name}: block_ids must be a list of ints and num_tokens an int, "
             f"were {table.block_ids!r} and {table.num_tokens!r}"
         ) from error
-
-
-class Recording:
-    """Snapshots, in the order in which they were taken, and the ways to look at them.
-
-    A snapshot has `words` and `warnings`. Each kind of recording defines what it copies, and
-    how that is told and drawn.
-    """
-
-    title: str  # "Block tables"
-
-    def __init__(self) -> None:
-        self.steps: list = []
-
-    def describe(self, i: int, before: int | None) -> str:
-        """Step `i` in words, and what has changed since step `before`."""
-        raise NotImplementedError
-
-    def draw(self, chosen: Sequence[int]) -> Figure:
-        """These steps with their words."""
-        raise NotImplementedError
-
-    def frame(self, i: int) -> Figure:
-        """One step. Things keep their places from frame to frame."""
-        self.taken()
-        return self.draw([i])
-
-    def counted(self, i: int) -> dict[str, int]:
-        """What the caption counts at step `i`, by name."""
-        raise NotImplementedError
-
-    def picture(self, steps: Sequence[int] | None = None, caption: str = "") -> style.Picture:
-        """All steps, or those named, from left to right, line by line. `caption` is the line
-        under them; by default it counts blocks."""
-        indices = range(len(self.taken()))
-        chosen = list(indices) if steps is None else [indices[i] for i in steps]
-        if not chosen:
-            raise ValueError("steps: name at least one")
-        words = [
-            f"Step {i}, {self.steps[i].words}: {self.describe(i, before)}"
-            for before, i in self.pairs(chosen)
-        ]
-        alt = f"{self.title}. {' '.join(words)}"
-        return style.Picture(self.draw(chosen), alt, caption or self._counts(chosen))
-
-    def _counts(self, chosen: Sequence[int]) -> str:
-        counts = [self.counted(i) for i in chosen]
-        told = "; ".join(
-            f"{what}: {' → '.join(str(count[what]) for count in counts)}" for what in counts[0]
-        )
-        return f"{told[0].upper()}{told[1:]}."
-
-    def widget(self) -> Player:
-        """Play, pause and a slider over the steps; `slider.value` is an index of `steps`."""
-        what = f"the {self.title[0].lower()}{self.title[1:]}"
-        return Player(what, len(self.taken()) - 1, self.frame, self._caption, start=self.begin())
-
-    def begin(self) -> int:
-        """The step that a player shows first."""
-        return 0
-
-    def pairs(self, chosen: Sequence[int]) -> list[tuple[int | None, int]]:
-        """Pairs of steps: what each is compared with, the one shown before it, and itself."""
-        first = chosen[0] - 1 if chosen[0] else None
-        return list(zip([first, *chosen], chosen, strict=False))
-
-    def taken(self) -> list:
-        """The steps. Raises ValueError while there are none."""
-        if not self.steps:
-            raise ValueError("nothing to draw yet: take a snapshot with snap(…)")
-        return self.steps
-
-    def _caption(self, i: int) -> str:
-        step = self.steps[i]
-        marks = "".join(f"<br><b>⚠ {escape(warning)}</b>" for warning in step.warnings)
-        unseen = "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)"
-        told = escape(self.describe(i, i - 1 if i else None))
-        return (  # the picture in words, for a screen reader only
-            f"<div style='line-height:1.4'>{escape(step.words)}{marks}"
-            f"<span style='{unseen}'> {told}</span></div>"
-        )
 
 
 class History(Recording):
@@ -193,8 +95,5 @@ class History(Recording):
         step = self.steps[i]
         return {f"blocks in use of {len(step.ref_counts)}": len(step.ref_counts) - step.num_free}
 
-    def draw(self, chosen: Sequence[int]) -> Figure:
-        return block_drawing.film(self.steps, chosen)
-
-    def frame(self, i: int) -> Figure:
-        return block_drawing.frame(self.taken(), range(len(self.steps))[i])
+    def scene(self, chosen: Sequence[int], alone: bool) -> Scene:
+        return block_drawing.scene([self.steps[i] for i in chosen], alone)

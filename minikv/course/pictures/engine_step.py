@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 from minikv.course.pictures import style
-from minikv.course.pictures.block_drawing import Pen
+from minikv.course.pictures.scene import Pen
 from minikv.course.pictures.snapshot import counted
 from minikv.course.pictures.timeline import visible
 from minikv.engine import Engine

@@ -14,23 +14,27 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch, PathPatch
+from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from minikv.course.pictures import block_drawing, style
-from minikv.course.pictures.block_drawing import (
+from minikv.course.pictures import style
+from minikv.course.pictures.recording import Recording
+from minikv.course.pictures.scene import (
     BODY,
     LOOKS,
-    MARGIN,
     SIDE,
     SMALL,
     Entry,
     Legend,
     Pen,
+    Scene,
+    body_entry,
+    evenly,
+    room,
+    slot_entry,
+    warning_entry,
     width_of,
 )
-from minikv.course.pictures.block_viewer import Recording
 from minikv.course.pictures.timeline import visible
 
 Place = tuple[Hashable, ...]  # what leads to a block, itself last; the first item names its root
@@ -50,7 +54,7 @@ class Cell:
     block_id: int
     text: str
     ref_count: int
-    state: str  # of block_drawing.LOOKS, or "gone": a ghost
+    state: str  # of LOOKS, or "gone": a ghost
     new: bool = False
     wrong: bool = False  # its count cannot be right
     names: tuple[str, ...] = ()  # of the sequences that hold it
@@ -65,14 +69,14 @@ class Run:
     cells: tuple[Cell, ...]
     outlined: bool = False  # a node of the radix tree, in a frame of its own
     num_locks: int = 0
-    turn: int | None = None  # of eviction: 1 is next
+    rank: int | None = None  # of eviction: 1 is next
     change: str = ""  # one word
     cut: bool = False  # split off, in this step, from the blocks to its left
     ends: tuple[tuple[str, str], ...] = ()  # (letter, text) of the sequences that end here
 
 
 @dataclass(frozen=True)
-class Scene:
+class DrawnTree:
     """What is drawn of one step."""
 
     head: str
@@ -86,7 +90,7 @@ class Scene:
 # ── The places ────────────────────────────────────────────────────────────────
 
 
-def rows_of(scenes: Sequence[Sequence[Place]]) -> tuple[dict[Place, int], int]:
+def rows_of(trees: Sequence[Sequence[Place]]) -> tuple[dict[Place, int], int]:
     """A row for each place, and how many rows there are.
 
     The first child stands beside its parent, the others below. Branches that are never
@@ -94,7 +98,7 @@ def rows_of(scenes: Sequence[Sequence[Place]]) -> tuple[dict[Place, int], int]:
     """
     steps: dict[Place, set[int]] = {}
     children: dict[Place, list[Place]] = {(): []}
-    for step, places in enumerate(scenes):
+    for step, places in enumerate(trees):
         for place in places:
             for length in range(1, len(place) + 1):
                 prefix = place[:length]
@@ -168,20 +172,20 @@ class Layout:
     """The places of one panel: the same at every step, so that only what changes moves."""
 
     def __init__(
-        self, scenes: Sequence[Scene], width: float, font: float, leave_out: int, fewest: int
+        self, trees: Sequence[DrawnTree], width: float, font: float, leave_out: int, fewest: int
     ):
         self.width = width
         self.font, self.small, self.line = font, font - 0.6, 1.5 * font / 72  # points; inches
-        runs = [run for scene in scenes for run in scene.runs]
+        runs = [run for tree in trees for run in tree.runs]
         cells = [cell for run in runs for cell in run.cells]
-        places = [[cell.place for run in scene.runs for cell in run.cells] for scene in scenes]
+        places = [[cell.place for run in tree.runs for cell in run.cells] for tree in trees]
         self.rows, num_rows = rows_of(places)
         self.columns = _columns(runs, leave_out)
-        self.block_size = scenes[0].block_size
+        self.block_size = trees[0].block_size
         self.with_slots = any(cell.filled is not None for cell in cells)
 
         # From left to right: the root, the columns, and the sequences that end there.
-        labels = [part for scene in scenes for label in scene.roots.values() for part in label]
+        labels = [part for tree in trees for label in tree.roots.values() for part in label]
         self.root = width_of("0" * max(map(len, labels), default=0), font) + 0.1 if labels else 0.0
         letter, char = width_of("0", self.small, 0.603), width_of("0", font, 0.64)
         self.chip = 0.15
@@ -201,7 +205,7 @@ class Layout:
         least = max(fewest * letter, label - INSET)
         if self.with_slots:
             wish, least = max(wish, self.block_size * SLOT), max(least, self.block_size * SLOT / 2)
-        heads = max(width_of(scene.head, font) for scene in scenes)
+        heads = max(width_of(tree.head, font) for tree in trees)
         self.fits = room_left >= least + INSET and num_rows <= MOST_ROWS and heads <= width
         self.body = min(max(wish, least) + INSET, room_left)
         self.pitch = self.body + around
@@ -217,7 +221,7 @@ class Layout:
             self.under = self.slot + 0.05
         elif any(cell.names for cell in cells):
             self.under = 0.165
-        with_marks = any(run.num_locks or run.turn or run.change for run in runs)
+        with_marks = any(run.num_locks or run.rank or run.change for run in runs)
         self.marks = 1.2 * self.line if with_marks else 0.0
         self.frame = self.label + self.body_height + self.under + 2 * self.pad
         self.heights = [self.frame] * num_rows
@@ -227,22 +231,22 @@ class Layout:
         self.top = 1.5 * self.line
 
     @classmethod
-    def beside(cls, scenes: Sequence[Scene]) -> "tuple[Layout, int]":
+    def beside(cls, trees: Sequence[DrawnTree]) -> "tuple[Layout, int]":
         """One for panels beside each other, if they need not be cramped; and for how many."""
-        for most in range(len(scenes), 1, -1):
-            across = block_drawing.evenly(len(scenes), most)
+        for most in range(len(trees), 1, -1):
+            across = evenly(len(trees), most)
             for font in FONTS[:-1]:
-                layout = cls(scenes, block_drawing.room(across), font, 0, 6)
+                layout = cls(trees, room(across), font, 0, 6)
                 if layout.fits:
                     return layout, across
-        return cls.alone(scenes), 1
+        return cls.alone(trees), 1
 
     @classmethod
-    def alone(cls, scenes: Sequence[Scene]) -> "Layout":
+    def alone(cls, trees: Sequence[DrawnTree]) -> "Layout":
         """The first that fits: whole, then with what is alike left out, in smaller letters."""
         for leave_out in (0, 1, 2):
             for font in FONTS:
-                layout = cls(scenes, block_drawing.room(1), font, leave_out, FEWEST)
+                layout = cls(trees, room(1), font, leave_out, FEWEST)
                 if layout.fits:
                     return layout
         raise ValueError(
@@ -251,17 +255,17 @@ class Layout:
             "smaller tree"
         )
 
-    def foot(self, scenes: Sequence[Scene]) -> float:
+    def foot(self, trees: Sequence[DrawnTree]) -> float:
         """Under the rows that any of them needs."""
-        rows = [self.rows[run.cells[-1].place] for scene in scenes for run in scene.runs]
+        rows = [self.rows[run.cells[-1].place] for tree in trees for run in tree.runs]
         if not rows:
             return self.top + 1.5 * self.line
         return self.middle(max(rows)) + self.heights[max(rows)] / 2 + 0.1
 
-    def height(self, scenes: Sequence[Scene]) -> float:
+    def height(self, trees: Sequence[DrawnTree]) -> float:
         """That any of them needs."""
-        lines = any(scene.queue for scene in scenes) + any(scene.outside for scene in scenes)
-        return self.foot(scenes) + 1.6 * self.line * lines
+        lines = any(tree.queue for tree in trees) + any(tree.outside for tree in trees)
+        return self.foot(trees) + 1.6 * self.line * lines
 
     def column(self, place: Place) -> int:
         """Index in `columns` of where a place stands."""
@@ -283,16 +287,6 @@ class Layout:
 
 
 # ── The ink ───────────────────────────────────────────────────────────────────
-
-
-def _frame(pen: Pen, x, y, width, height, round_, **more) -> None:
-    """A rounded frame; (x, y) is its upper left corner."""
-    look: dict[str, Any] = dict(facecolor="none", edgecolor=style.INK, linewidth=0.9, zorder=0.8)
-    pen.add(
-        FancyBboxPatch(
-            (x, y), width, height, boxstyle=f"round,pad=0,rounding_size={round_}", **look | more
-        )
-    )
 
 
 def padlock(pen: Pen, x: float, y: float, size: float) -> None:
@@ -317,27 +311,27 @@ GHOST: dict[str, Any] = dict(linestyle=(0, (3, 2)), edgecolor=style.FAINT)
 class Panel:
     """One step, drawn at (x, y), and what is not in the tree at `foot`."""
 
-    def __init__(self, pen: Pen, layout: Layout, x: float, y: float, scene: Scene, foot: float):
-        self.pen, self.layout, self.x, self.y, self.scene = pen, layout, x, y, scene
+    def __init__(self, pen: Pen, layout: Layout, x: float, y: float, tree: DrawnTree, foot: float):
+        self.pen, self.layout, self.x, self.y, self.tree = pen, layout, x, y, tree
         self.foot = foot
         self.spots: dict[Place, tuple[int, int]] = {}  # row and column of each block
-        for run in scene.runs:
+        for run in tree.runs:
             for cell in run.cells:  # a node is on one row
                 row = layout.rows[run.cells[-1].place if run.outlined else cell.place]
                 self.spots[cell.place] = row, layout.column(cell.place)
 
     def draw(self) -> None:
         at = self.layout
-        self._text(0, at.line / 2, self.scene.head, color=style.FAINT)
-        for root, lines in self.scene.roots.items():
+        self._text(0, at.line / 2, self.tree.head, color=style.FAINT)
+        for root, lines in self.tree.roots.items():
             self._root(root, lines)
-        for run in self.scene.runs:
+        for run in self.tree.runs:
             self._run(run)
-        if not self.scene.runs:
+        if not self.tree.runs:
             self._text(0, at.top + at.line / 2, "the tree is empty")
-        if self.scene.queue:
+        if self.tree.queue:
             self._queue()
-        if self.scene.outside:
+        if self.tree.outside:
             self._outside()
 
     def _text(self, x, y, text, align="left", size=None, **more) -> None:
@@ -347,10 +341,8 @@ class Panel:
         at = self.layout
         y = at.middle(at.rows[root,])
         height = (len(lines) + 0.35) * at.line
-        _frame(
-            self.pen, self.x, self.y + y - height / 2, at.root, height, 0.05,
-            facecolor=style.PAPER,
-        )  # fmt: skip
+        corner = self.x, self.y + y - height / 2
+        self.pen.box(*corner, at.root, height, 0.05, facecolor=style.PAPER)
         for n, line in enumerate(lines):
             middle = y + (n - (len(lines) - 1) / 2) * at.line
             weight = "normal" if n else "bold"
@@ -382,20 +374,15 @@ class Panel:
         gone = run.cells[0].state == "gone"
         look = GHOST if gone else dict(linewidth=2.2) if run.num_locks else {}
         top = y - at.frame / 2
-        _frame(
-            self.pen, self.x + left, self.y + top, right - left, at.frame, 0.07,
-            facecolor=style.PAPER, **look,
-        )  # fmt: skip
+        corner = self.x + left, self.y + top
+        self.pen.box(*corner, right - left, at.frame, 0.07, facecolor=style.PAPER, **look)
         self._marks(run, left, right, top - 0.55 * at.line)
 
     def _line(self, points: Sequence[tuple[float, float]], gone: bool) -> None:
-        xs, ys = zip(*points, strict=True)
         look: dict[str, Any] = dict(color=style.INK, zorder=0.5)
         if gone:  # behind what is left
             look = dict(color=style.FAINT, linestyle=GHOST["linestyle"], zorder=0.4)
-        self.pen.axes.plot(
-            [self.x + x for x in xs], [self.y + y for y in ys], linewidth=0.9, **look
-        )
+        self.pen.line([(self.x + x, self.y + y) for x, y in points], lw=0.9, **look)
 
     def _edge(self, cell: Cell, cut: bool) -> None:
         """To a block, or its node, from the one before it or from the root."""
@@ -404,18 +391,18 @@ class Panel:
         if before in self.spots:
             row_before, column_before = self.spots[before]
             start, high = at.ends(column_before)[1], at.middle(row_before)
-        elif len(before) == 1 and before[0] in self.scene.roots:
+        elif len(before) == 1 and before[0] in self.tree.roots:
             start, high = at.root, at.middle(at.rows[before])
         else:
             return
-        turn, end, y = at.left(column) - at.gap / 2, at.ends(column)[0], at.middle(row)
-        self._line([(start, high), (turn, high), (turn, y), (end, y)], cell.state == "gone")
+        bend, end, y = at.left(column) - at.gap / 2, at.ends(column)[0], at.middle(row)
+        self._line([(start, high), (bend, high), (bend, y), (end, y)], cell.state == "gone")
         if cut:
             look = dict(weight="bold", zorder=3, bbox=dict(facecolor=style.PAPER, lw=0, pad=0.3))
-            self._text(turn, y, "✂", "center", at.font + 2.5, **look)
+            self._text(bend, y, "✂", "center", at.font + 2.5, **look)
 
     def _marks(self, run: Run, left: float, right: float, y: float) -> None:
-        """Above a node: its locks or its turn, and what became of it."""
+        """Above a node: its locks or its rank, and what became of it."""
         at = self.layout
         x = left
         if run.num_locks:
@@ -423,9 +410,9 @@ class Panel:
             x += 0.95 * at.font / 72 + 0.03
             self._text(x, y, str(run.num_locks), weight="bold")
             x += width_of(str(run.num_locks), at.font, 0.7) + 0.04
-        elif run.turn:
-            self._text(x, y, ordinal(run.turn))
-            x += width_of(ordinal(run.turn), at.font, 0.64) + 0.05
+        elif run.rank:
+            self._text(x, y, ordinal(run.rank))
+            x += width_of(ordinal(run.rank), at.font, 0.64) + 0.05
         if run.change:
             room_left = right + 0.8 * at.gap - x
             size = min(at.font, at.font * room_left / width_of(run.change, at.font, 0.62))
@@ -442,10 +429,9 @@ class Panel:
         under = at.under if at.with_slots else 0.0  # slots are in the block, letters below it
         look = GHOST if gone else dict(facecolor=LOOKS[cell.state]["face"])
         look = look | dict(linewidth=2.2 if cell.new else 0.9, zorder=1)
-        _frame(
-            pen, self.x + left, self.y + y - at.body_height / 2, at.body, at.body_height + under,
-            0.05, hatch=None if gone else LOOKS[cell.state].get("hatch"), **look,
-        )  # fmt: skip
+        corner = self.x + left, self.y + y - at.body_height / 2
+        hatch = None if gone else LOOKS[cell.state].get("hatch")
+        pen.box(*corner, at.body, at.body_height + under, 0.05, hatch=hatch, **look)
         if cell.state == "shared":  # the hatches are a rim around the text
             self.pen.square(
                 self.x + left + 0.035, self.y + y - at.body_height / 2 + 0.035, at.body - 0.07,
@@ -513,21 +499,21 @@ class Panel:
         self._text(x, y, words)
         x += width_of(words, at.font, 0.6) + 0.05
         height = 1.25 * at.line
-        for text in self.scene.queue:
+        for text in self.tree.queue:
             width = width_of(text, at.font, 0.6) + 0.12
             if x + width > at.width - 0.15:
                 self._text(x, y, "…")
                 break
-            _frame(self.pen, self.x + x, self.y + y - height / 2, width, height, 0.04)
+            self.pen.box(self.x + x, self.y + y - height / 2, width, height, 0.04)
             self._text(x + width / 2, y, text, "center")
             x += width + 0.07
 
     def _outside(self) -> None:
         at, x = self.layout, 0.0
-        y = self.foot + (0.7 + 1.6 * bool(self.scene.queue)) * self.layout.line
+        y = self.foot + (0.7 + 1.6 * bool(self.tree.queue)) * self.layout.line
         self._text(x, y, "not in the tree:")
         x += width_of("not in the tree:", at.font, 0.5) + 0.1
-        for name, ids in self.scene.outside.items():
+        for name, ids in self.tree.outside.items():
             text = " ".join(map(str, ids[:6])) + (f" … {len(ids)} in all" if len(ids) > 6 else "")
             width = at.chip + 0.05 + width_of(text, at.font, 0.57) + 0.1
             if x + width > at.width - 0.15:
@@ -547,14 +533,14 @@ def _block_sample(pen: Pen, x: float, y: float) -> None:
 
 
 def _frame_sample(pen: Pen, x: float, y: float, **look) -> None:
-    _frame(pen, x, y - 0.1, BODY, 0.2, 0.05, **look)
+    pen.box(x, y - 0.1, BODY, 0.2, 0.05, **look)
 
 
 def _lock_sample(pen: Pen, x: float, y: float) -> None:
     padlock(pen, x, y, 0.11)
     pen.text(x + 0.12, y, "2", SMALL, weight="bold")
     _frame_sample(pen, x + 0.24, y, linewidth=2.2)
-    _frame(pen, x + 0.34, y - 0.06, BODY - 0.2, 0.12, 0.03, facecolor=LOOKS["cached"]["face"])
+    pen.box(x + 0.34, y - 0.06, BODY - 0.2, 0.12, 0.03, facecolor=LOOKS["cached"]["face"])
 
 
 def _slots_sample(pen: Pen, x: float, y: float) -> None:
@@ -568,28 +554,28 @@ def _end_sample(pen: Pen, x: float, y: float) -> None:
 
 
 def _new_sample(pen: Pen, x: float, y: float) -> None:
-    _frame(pen, x, y - 0.07, 0.26, 0.14, 0.04, facecolor=LOOKS["cached"]["face"], linewidth=2.2)
+    pen.box(x, y - 0.07, 0.26, 0.14, 0.04, facecolor=LOOKS["cached"]["face"], linewidth=2.2)
 
 
 SAMPLES = {
     "count": Entry(BODY, "", _block_sample),
-    **{state: block_drawing.body_entry("", state) for state in LOOKS},
-    "name": block_drawing.slot_entry("", "A"),
+    **{state: body_entry("", state) for state in LOOKS},
+    "name": slot_entry("", "A"),
     "slots": Entry(0.4, "", _slots_sample),
     "end": Entry(0.4, "", _end_sample),
     "lock": Entry(0.24 + BODY, "", _lock_sample),
-    "turn": Entry(0.17, "", lambda pen, x, y: pen.text(x, y, "1st", SMALL)),
+    "rank": Entry(0.17, "", lambda pen, x, y: pen.text(x, y, "1st", SMALL)),
     "new": Entry(0.26, "", _new_sample),
     "cut": Entry(0.14, "", lambda pen, x, y: pen.text(x, y, "✂", SMALL + 2, weight="bold")),
     "gone": Entry(BODY, "", partial(_frame_sample, **GHOST)),
-    "wrong": block_drawing.warning_entry(""),
+    "wrong": warning_entry(""),
 }
 
 
-def _legend(scenes: Sequence[Scene], meanings: Mapping[str, str]) -> Legend:
+def _legend(trees: Sequence[DrawnTree], meanings: Mapping[str, str]) -> Legend:
     """What is to be explained of `meanings`, in their order."""
-    runs = [run for scene in scenes for run in scene.runs]
-    marks = [dict(lock=run.num_locks, turn=run.turn, cut=run.cut, end=run.ends) for run in runs] + [
+    runs = [run for tree in trees for run in tree.runs]
+    marks = [dict(lock=run.num_locks, rank=run.rank, cut=run.cut, end=run.ends) for run in runs] + [
         {cell.state: True, "count": True}
         | dict(name=cell.names, slots=cell.filled, new=cell.new, wrong=cell.wrong)
         for run in runs
@@ -610,28 +596,17 @@ class TreeRecording(Recording):
 
     meanings: Mapping[str, str]  # what its legend says, by the kind of entry
 
-    def scenes(self, chosen: Sequence[int]) -> list[Scene]:
+    def trees(self, chosen: Sequence[int]) -> list[DrawnTree]:
         """What is drawn of these steps."""
         raise NotImplementedError
 
-    def frame(self, i: int) -> Figure:
-        every = range(len(self.taken()))
-        scenes = self.scenes(every)
-        layout, legend = Layout.alone(scenes), _legend(scenes, self.meanings)
-        height = layout.height(scenes)
-        pen = Pen(MARGIN + height + legend.height)
-        Panel(pen, layout, MARGIN, MARGIN, scenes[i], layout.foot(scenes)).draw()
-        legend.draw(pen, MARGIN + height)
-        return pen.figure
+    def scene(self, chosen: Sequence[int], alone: bool) -> Scene:
+        trees = self.trees(chosen)
+        layout, across = (Layout.alone(trees), 1) if alone else Layout.beside(trees)
+        together = [trees if alone else [tree] for tree in trees]  # what needs the same height
 
-    def draw(self, chosen: Sequence[int]) -> Figure:
-        scenes = self.scenes(chosen)
-        layout, across = Layout.beside(scenes)
+        def panel(pen: Pen, n: int, x: float, y: float) -> None:
+            Panel(pen, layout, x, y, trees[n], layout.foot(together[n])).draw()
 
-        def panel(pen: Pen, place: int, x: float, y: float) -> None:
-            scene = scenes[place]
-            Panel(pen, layout, x, y, scene, layout.foot([scene])).draw()
-
-        heights = [layout.height([scene]) for scene in scenes]
-        legend = _legend(scenes, self.meanings)
-        return block_drawing.strip(self.steps, chosen, across, heights, panel, legend)
+        heights = [layout.height(needed) for needed in together]
+        return Scene(heights, panel, _legend(trees, self.meanings), across)

@@ -8,7 +8,7 @@
     history.widget()                                      # a player
 
 A `TreeSnapshot` says in plain data what is drawn, so a test can ask it. It reads the public
-surface alone, of the engine's own classes or of anyone's: `nodes()`, `unlocked`, `pool`
+surface alone, of the engine's own classes or of a reader's: `nodes()`, `unlocked`, `pool`
 and `block_size` of the cache; `parent`, `children`, `keys`, `block_ids` and `lock_count`
 of a node; `salt` of a root; `num_blocks`, `num_free` and `ref_count(block_id)` of the pool.
 """
@@ -20,14 +20,14 @@ from functools import cached_property
 from operator import index as as_int
 from typing import Any
 
-from minikv.course.pictures.block_viewer import check_letter, check_surface
+from minikv.course.pictures.recording import check_letter, check_surface
 from minikv.course.pictures.snapshot import counted
 from minikv.course.pictures.timeline import visible
 from minikv.course.pictures.tree_drawing import (
     Cell,
+    DrawnTree,
     Place,
     Run,
-    Scene,
     TreeRecording,
     ordinal,
     shown,
@@ -39,7 +39,7 @@ MEANINGS = dict(
     shared="held by sequences too",
     name="held by A",
     lock="node, locked by 2",
-    turn="first to be evicted",
+    rank="first to be evicted",
     new="new in this step",
     cut="split in this step",
     gone="evicted in this step",
@@ -56,7 +56,7 @@ class SeenNode:
     block_ids: tuple[int, ...]  # its own: for the last of those
     texts: tuple[str, ...]  # of its own blocks
     lock_count: int
-    turn: int | None  # of eviction among all nodes: 1 is next; None: it is locked
+    rank: int | None  # of eviction among all nodes: 1 is next; None: it is locked
 
     @property
     def places(self) -> list[Place]:
@@ -113,8 +113,8 @@ class TreeSnapshot:
     @property
     def queue(self) -> list[str]:
         """The block ids of each node that can be evicted, the least recently used node first."""
-        unlocked = [node for node in self.nodes if node.turn is not None]
-        unlocked.sort(key=lambda node: node.turn or 0)
+        unlocked = [node for node in self.nodes if node.rank is not None]
+        unlocked.sort(key=lambda node: node.rank or 0)
         return [" ".join(map(str, node.block_ids)) for node in unlocked]
 
     def own_blocks(self, name: str) -> tuple[int, ...]:
@@ -132,7 +132,7 @@ class TreeSnapshot:
             where = f"After block {parent.id}" if (parent := self.parent(node)) else "At the root"
             if parent is None and node.salt is not None:
                 where += f" of salt {node.salt!r}"
-            status = f"{ordinal(node.turn)} to be evicted" if node.turn else "not unlocked"
+            status = f"{ordinal(node.rank)} to be evicted" if node.rank else "not unlocked"
             if node.lock_count:
                 status = f"locked by {node.lock_count}"
             blocks = ", ".join(
@@ -252,7 +252,7 @@ class TreeHistory(TreeRecording):
     def _nodes(self, texts: Callable[[list[int]], str]) -> tuple[list[SeenNode], list[str]]:
         """The nodes, each after its parent and beside its siblings, and what is wrong with them."""
         live = list(self.cache.nodes())
-        turns = {id(node): turn for turn, node in enumerate(self.cache.unlocked, 1)}
+        order = {id(node): rank for rank, node in enumerate(self.cache.unlocked, 1)}
         below: dict[int, list] = {}  # by the id of the parent
         roots = {}
         for node in live:
@@ -282,7 +282,7 @@ class TreeHistory(TreeRecording):
                 SeenNode(
                     salt, path, tuple(map(as_int, node.block_ids)),
                     tuple(texts(list(key)) for key in node.keys),
-                    node.lock_count, turns.get(id(node)),
+                    node.lock_count, order.get(id(node)),
                 )
             )  # fmt: skip
             warnings += _strange_links(node)
@@ -301,11 +301,11 @@ class TreeHistory(TreeRecording):
         step = self.steps[i]
         return {"blocks in the tree": len(step.blocks), "evictable": step.num_evictable}
 
-    def scenes(self, chosen: Sequence[int]) -> list[Scene]:
+    def trees(self, chosen: Sequence[int]) -> list[DrawnTree]:
         steps = self.steps
         salts = {node.salt for i in chosen for node in steps[i].nodes}
         return [
-            _scene(steps[i], None if before is None else steps[before], salts != {None})
+            _tree(steps[i], None if before is None else steps[before], salts != {None})
             for before, i in self.pairs(chosen)
         ]
 
@@ -349,7 +349,7 @@ def _contradictions(
     return found
 
 
-def _scene(step: TreeSnapshot, before: TreeSnapshot | None, with_salts: bool) -> Scene:
+def _tree(step: TreeSnapshot, before: TreeSnapshot | None, with_salts: bool) -> DrawnTree:
     changes = TreeChanges.between(before, step) if before else None
     runs = []
     for node in step.nodes:
@@ -363,7 +363,7 @@ def _scene(step: TreeSnapshot, before: TreeSnapshot | None, with_salts: bool) ->
                 tuple(cells),
                 outlined=True,
                 num_locks=node.lock_count,
-                turn=node.turn,
+                rank=node.rank,
                 change=f"{'+' if more > 0 else '−'}{counted(abs(more), 'lock')}" if more else "",
                 cut=changes is not None and node.places[0] in changes.split,
             )
@@ -376,8 +376,8 @@ def _scene(step: TreeSnapshot, before: TreeSnapshot | None, with_salts: bool) ->
         ]
         if ghosts:
             runs.append(Run(tuple(ghosts), outlined=True, change="evicted"))
-    salts = {cell.place[0] for run in runs for cell in run.cells}
-    return Scene(
+    salts = dict.fromkeys(cell.place[0] for run in runs for cell in run.cells)
+    return DrawnTree(
         head=(
             f"pool: {step.num_free} of {counted(step.num_blocks, 'block')} free · "
             f"tree: {counted(len(step.blocks), 'block')}, {step.num_evictable} evictable"

@@ -154,7 +154,7 @@ class Parts:
             reader_files.parse(chapter, text)
             if not kept:
                 return
-            module = reader_files.load(chapter, text, keep=kept, strict=True)
+            module = reader_files.load(chapter, text, keep=kept)
             for part in list(vars(module).values()):
                 # A kernel, which Triton's interpreter reads when it first runs: by then the file
                 # may be another.

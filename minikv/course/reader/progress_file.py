@@ -99,7 +99,7 @@ def note(report: Report, alone: bool = True) -> None:
     `alone`: on the reference's other parts; a failure on others does not undo a pass.
     """
     now, kept = time.time(), entry(report.exercise)
-    if report.status != "not started":
+    if report.status not in ("not started", "not finished"):
         if report.saved is not None and kept.last is not None:
             report.unchanged = report.saved < kept.last
         code = report.fingerprint  # None: the file cannot be read

@@ -17,7 +17,7 @@ from minikv.course.exercises.files import write_whole
 from minikv.course.exercises.manifest import ReaderError, chapters
 
 EVERYTHING = "everything"
-# Every chapter ends with these, for whoever reads it: no route is marked there.
+# Every chapter ends with these, for all readers: no route is marked there.
 UNMARKED = ("Your parts in the engine", "Summary", "The running table", "Three open questions",
             "What to read next")  # fmt: skip
 HEADING = re.compile(r"^(#{2,3}) (.+)$", re.MULTILINE)

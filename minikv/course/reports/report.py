@@ -19,6 +19,7 @@ STYLES = {  # status: (symbol, colour in a terminal, colour on a page)
     "passed": ("✓", "green", GREEN),
     "not started": ("○", "blue", SKY),
     "failed": ("✗", "red", VERMILION),
+    "not finished": ("?", "blue", SKY),
     "cannot run": ("✗", "red", VERMILION),
 }
 

@@ -110,7 +110,7 @@ def test_the_story():
     assert shapes[2] == [(a[:2], 1), (a, 0)]
     assert shapes[3] == [(a[:2], 1), (a, 0), ((*a[:2], (9, 9)), 0), (((7, 7),), 0)]
     assert {node.salt for node in steps[3].nodes} == {None, "a salt"}
-    assert [node.turn for node in steps[3].nodes] == [None, 1, 2, 3]
+    assert [node.rank for node in steps[3].nodes] == [None, 1, 2, 3]
     assert {block.id: (block.state, block.holders) for block in steps[2].blocks.values()} == {
         0: ("shared", ("B",)), 1: ("shared", ("B",)), 2: ("cached", ()), 3: ("cached", ()),
     }  # fmt: skip
@@ -210,14 +210,14 @@ def test_the_turns_are_those_of_eviction(moves):
     *_, tree = [None, *play(moves)]
     if tree is None:
         return
-    turns = sorted((node.turn, node) for node in tree.history.steps[-1].nodes if node.turn)
-    expected = [block_id for _, node in turns for block_id in reversed(node.block_ids)]
+    ranks = sorted((node.rank, node) for node in tree.history.steps[-1].nodes if node.rank)
+    expected = [block_id for _, node in ranks for block_id in reversed(node.block_ids)]
     evicted = []
     tree.pool.release = lambda block_id: evicted.append(block_id)
     while tree.cache.evict(1):
         pass
     assert evicted == expected
-    MET["trees"] += len(turns) > 2
+    MET["trees"] += len(ranks) > 2
 
 
 @given(MOVES)
@@ -225,18 +225,18 @@ def test_every_block_has_a_place_of_its_own_and_keeps_it(moves):
     *_, tree = [None, *play(moves)]
     if tree is None:
         return
-    scenes = tree.history.scenes(range(len(tree.history.steps)))
-    drawn = [[cell.place for run in scene.runs for cell in run.cells] for scene in scenes]
+    trees = tree.history.trees(range(len(tree.history.steps)))
+    drawn = [[cell.place for run in one.runs for cell in run.cells] for one in trees]
     rows, num_rows = tree_drawing.rows_of(drawn)
     for places in drawn:
         assert len({(rows[place], len(place)) for place in places}) == len(places)
     assert all(row < max(1, num_rows) for row in rows.values())
-    for scene in scenes:  # a node is one row, and no other block is on it
-        for run in scene.runs:
+    for one in trees:  # a node is one row, and no other block is on it
+        for run in one.runs:
             row = {(rows[run.cells[-1].place], len(cell.place)) for cell in run.cells}
             others = [
                 (rows[other.cells[-1].place], len(cell.place))
-                for other in scene.runs
+                for other in one.runs
                 if other is not run
                 for cell in other.cells
             ]
@@ -322,7 +322,7 @@ def test_a_bug_is_said_and_drawn(how, holders, warning):
 def test_a_sound_tree_of_anyones_has_no_warnings():
     history = TreeHistory(broken_cache())
     assert history.snap("").warnings == ()
-    assert [node.turn for node in history.steps[0].nodes] == [2, 1]
+    assert [node.rank for node in history.steps[0].nodes] == [2, 1]
 
 
 # ── What is drawn ─────────────────────────────────────────────────────────────
@@ -336,8 +336,8 @@ def test_every_block_is_drawn_with_its_id_its_text_and_its_count():
             assert str(block.id) in drawn and refs(block.ref_count) in drawn
             assert ",".join(map(str, place[-1])) in drawn
         assert drawn.count("B") == sum(len(block.holders) for block in step.blocks.values())
-        turns = [tree_drawing.ordinal(node.turn) for node in step.nodes if node.turn]
-        assert [text for text in drawn if re.fullmatch(r"\d+[a-z]{2}", text)] == turns
+        ranks = [tree_drawing.ordinal(node.rank) for node in step.nodes if node.rank]
+        assert [text for text in drawn if re.fullmatch(r"\d+[a-z]{2}", text)] == ranks
         assert f"pool: {step.num_free} of 12 blocks free" in " ".join(drawn)
 
 
@@ -354,7 +354,7 @@ def test_the_queue_is_the_order_of_eviction():
     drawn = texts(figure)
     assert "evicted next →" in drawn
     assert first.queue == [
-        " ".join(map(str, node.block_ids)) for node in sorted(first.nodes, key=lambda n: n.turn)
+        " ".join(map(str, node.block_ids)) for node in sorted(first.nodes, key=lambda n: n.rank)
     ]
     assert [text for text in drawn if text in first.queue] == first.queue
 
@@ -592,9 +592,9 @@ def test_the_words_say_what_was_copied_opened_and_pruned(beams):
 
 
 def test_a_block_of_beams_stays_where_it_is(beams):
-    scenes = beams.scenes(range(len(beams.steps)))
-    layout = tree_drawing.Layout.alone(scenes)
-    spots = [tree_drawing.Panel(None, layout, 0, 0, scene, 0).spots for scene in scenes]
+    trees = beams.trees(range(len(beams.steps)))
+    layout = tree_drawing.Layout.alone(trees)
+    spots = [tree_drawing.Panel(None, layout, 0, 0, one, 0).spots for one in trees]
     for before, now in pairwise(spots):
         assert all(before[place] == now[place] for place in before.keys() & now.keys())
 
@@ -616,7 +616,7 @@ def test_the_beams_are_those_of_the_engine(beams, tinypy):
     assert again.picture().alt == beams.picture().alt
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 16])
+@pytest.mark.parametrize("block_size", thorough_after(1, [3, 1, 16]))
 def test_beams_of_any_block_size(tinypy, block_size):
     engine = Engine(tinypy.lm, small(num_blocks=200, block_size=block_size))
     history = record_beams(engine, tinypy.lm.encode("import os\nimport"), width=3, steps=4)

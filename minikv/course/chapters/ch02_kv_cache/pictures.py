@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from matplotlib.figure import Figure
 
-from minikv.course.pictures.block_drawing import Pen
 from minikv.course.pictures.player import Player
+from minikv.course.pictures.scene import Pen
 from minikv.course.pictures.style import FAINT, INK, PALETTE, PAPER, Picture, new_axes, tint
 from minikv.course.pictures.timeline import visible
 from minikv.language_model import LanguageModel

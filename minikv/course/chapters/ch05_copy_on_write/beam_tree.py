@@ -4,7 +4,7 @@
     history.picture()                                     # all steps
     history.widget()                                      # a player
 
-or, from beams of one's own,
+or, from your own beams,
 
     history = BeamHistory(engine.pool, lm.decode)
     history.snap(beams, "4 beams, forked")                # copies what is there now
@@ -24,10 +24,10 @@ import torch
 
 from minikv import beam, sequence
 from minikv.course.pictures import style
-from minikv.course.pictures.block_viewer import check_surface
+from minikv.course.pictures.recording import check_surface
 from minikv.course.pictures.snapshot import counted
 from minikv.course.pictures.timeline import visible
-from minikv.course.pictures.tree_drawing import Cell, Place, Run, Scene, TreeRecording, shown
+from minikv.course.pictures.tree_drawing import Cell, DrawnTree, Place, Run, TreeRecording, shown
 from minikv.errors import require_int
 from minikv.sampling import SamplingParams
 
@@ -225,13 +225,13 @@ class BeamHistory(TreeRecording):
         step = self.steps[i]
         return {"blocks used": step.num_used, "copies would use": step.num_copied}
 
-    def scenes(self, chosen: Sequence[int]) -> list[Scene]:
+    def trees(self, chosen: Sequence[int]) -> list[DrawnTree]:
         return [
-            self._scene(self.steps[i], None if before is None else self.steps[before])
+            self._tree(self.steps[i], None if before is None else self.steps[before])
             for before, i in self.pairs(chosen)
         ]
 
-    def _scene(self, step: BeamSnapshot, before: BeamSnapshot | None) -> Scene:
+    def _tree(self, step: BeamSnapshot, before: BeamSnapshot | None) -> DrawnTree:
         changes = BeamChanges.between(before, step) if before else None
         cells = []
         for place, block in step.blocks.items():
@@ -265,7 +265,7 @@ class BeamHistory(TreeRecording):
                 if place in changes.freed and place not in step.blocks
             ]
             runs += [Run(tuple(chain)) for chain in _chains(ghosts, ())]
-        return Scene(
+        return DrawnTree(
             head=(
                 f"blocks used: {step.num_used} · copies would use: {step.num_copied} · "
                 f"free in the pool: {step.num_free}"

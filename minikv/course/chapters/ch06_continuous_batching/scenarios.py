@@ -12,8 +12,8 @@ from minikv import Plan, SamplingParams, Sequence
 from minikv.course.judge.checking import Wrong, check, plain, runs_model, tinypy, witness
 from minikv.course.judge.programs import LINES_ABOVE, scramble
 from minikv.course.judge.scenarios import Group, Log, Words, scenario
+from minikv.course.judge.stand_ins import SchedulerBench
 from minikv.course.pictures.style import letter
-from minikv.testing import SchedulerBench
 
 TEXTS = (
     "class Stack:\n    def push(self, item):\n",

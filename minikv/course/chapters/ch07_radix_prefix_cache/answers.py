@@ -82,7 +82,8 @@ class ChainedCache:
 
     def evict(self, num_blocks: int) -> int:
         """Release up to `num_blocks` blocks that only the cache holds, least recently used
-        first. Returns how many; less than asked when the others are in use."""
+        first. Returns how many; less than asked when the others are in use. Raises ValueError for
+        a negative number."""
         if num_blocks < 0:
             raise ValueError(f"num_blocks: must be at least 0, was {num_blocks}")
         unused = []

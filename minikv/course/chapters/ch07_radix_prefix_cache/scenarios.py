@@ -16,10 +16,10 @@ from minikv.course.chapters.ch07_radix_prefix_cache.append_only import two_turns
 from minikv.course.judge.checking import Wrong, check, runs_model, tinypy, witness
 from minikv.course.judge.programs import LINES_ABOVE
 from minikv.course.judge.scenarios import Group, Log, scenario
+from minikv.course.judge.stand_ins import LoggingPool
 from minikv.course.reader.mine import Parts
 from minikv.engine import Loop
 from minikv.radix import Node
-from minikv.testing import LoggingPool
 
 SIZES = (4, 1, 3, 16)
 SALTS = {"": None, "x": "x", "y": "y", "empty": "", "zero": 0, "None": "None", "X": "X",

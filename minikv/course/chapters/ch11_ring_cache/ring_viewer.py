@@ -8,28 +8,18 @@
     history.widget()                                  # a player
 
 A `RingSnapshot` says in plain data what is drawn, so a test can ask it. It reads `positions`,
-`sequences`, `shifts` and `head` of the cells, the engine's own or anyone's.
+`sequences`, `shifts` and `head` of the cells, the engine's own or a reader's.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
 from minikv.course.pictures import style
-from minikv.course.pictures.block_drawing import (
-    MARGIN,
-    SIDE,
-    Entry,
-    Legend,
-    Pen,
-    room,
-    slot_entry,
-    strip,
-)
-from minikv.course.pictures.block_viewer import Recording, check_surface
+from minikv.course.pictures.recording import Recording, check_surface
+from minikv.course.pictures.scene import SIDE, Entry, Legend, Pen, Scene, room, slot_entry
 from minikv.course.pictures.snapshot import counted
 from minikv.course.pictures.timeline import visible
 from minikv.ring.cells import FREE
@@ -138,24 +128,16 @@ class RingHistory(Recording):
         step = self.steps[i]
         return {f"cells in use of {len(step.cells)}": step.num_used}
 
-    def draw(self, chosen: Sequence[int]) -> Figure:
-        layout = Layout(self.steps)
+    def scene(self, chosen: Sequence[int], alone: bool) -> Scene:
+        layout, pairs = Layout(self.steps), self.pairs(chosen)
 
         def panel(pen: Pen, place: int, x: float, y: float) -> None:
-            i = chosen[place]
-            before = chosen[place - 1] if place else i - 1
-            draw_ring(pen, layout, x, y, self.steps[i], self.steps[before] if i else None)
+            before, i = pairs[place]
+            was = None if before is None else self.steps[before]
+            draw_ring(pen, layout, x, y, self.steps[i], was)
 
-        heights, shown = [layout.height] * len(chosen), [self.steps[i] for i in chosen]
-        return strip(self.steps, chosen, 1, heights, panel, legend(shown))
-
-    def frame(self, i: int) -> Figure:
-        steps = self.taken()
-        layout, words = Layout(steps), legend(steps)
-        pen = Pen(MARGIN + layout.height + words.height)
-        draw_ring(pen, layout, MARGIN, MARGIN, steps[i], steps[i - 1] if i else None)
-        words.draw(pen, MARGIN + layout.height)
-        return pen.figure
+        shown = [self.steps[i] for i in chosen]
+        return Scene([layout.height] * len(chosen), panel, legend(shown))
 
 
 class Layout:
@@ -210,8 +192,8 @@ def draw_ring(
             pair[0] + pair[1] for pair in zip((x, y), at.place(step.used_max - 1), strict=True)
         )
         edge += at.side / 2
-        pen.axes.plot([edge] * 2, [level - at.side * 0.62, level + at.side * 0.62],
-                      color=style.INK, lw=1.8, zorder=3)  # fmt: skip
+        ends = level - at.side * 0.62, level + at.side * 0.62
+        pen.line([(edge, end) for end in ends], lw=1.8, zorder=3)
 
 
 def draw_cell(pen: Pen, x: float, y: float, side: float, cell: SeenCell, new: bool = False) -> None:
@@ -254,4 +236,4 @@ def legend(steps: Sequence[RingSnapshot]) -> Legend:
 
 
 def _end_sample(pen: Pen, x: float, y: float) -> None:
-    pen.axes.plot([x + 0.03] * 2, [y - 0.1, y + 0.1], color=style.INK, lw=1.8)
+    pen.line([(x + 0.03, y - 0.1), (x + 0.03, y + 0.1)], lw=1.8)

@@ -14,31 +14,14 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
-
 from minikv.course.pictures import style
-from minikv.course.pictures.block_drawing import (
-    MARGIN,
-    SMALL,
-    Entry,
-    Legend,
-    Pen,
-    evenly,
-    room,
-    strip,
-    width_of,
-)
-from minikv.course.pictures.block_viewer import Recording
+from minikv.course.pictures.box_drawing import Board, Box, BoxRecording
 from minikv.course.pictures.snapshot import counted
 from minikv.course.pictures.tree_drawing import Place, rows_of, shown
 
 TIERS = ("device", "host", "disk")  # the fastest first
 LETTERS = {"device": "1", "host": "2", "disk": "3"}
 COLORS = dict(zip(TIERS, (style.PALETTE[0], style.PALETTE[4], style.PALETTE[5]), strict=True))
-FONT = 7.4  # points, also of the letters of the tiers
-BODY, GAP, END = (0.62, 0.2), 0.14, 0.2  # inches: of a block, between two, for the letters behind
-SQUARE = 0.14
 
 
 @dataclass(frozen=True)
@@ -72,10 +55,22 @@ def tiers_of(engine: Any, token_ids: Sequence[int], salt: Hashable = None) -> li
     return [tuple(tier for tier in tiers if tier in TIERS) for tiers in everywhere]
 
 
-class TierHistory(Recording):
+def box_of(tiers: Sequence[str], text: str = "", **more: Any) -> Box:
+    """A block in the colour of its fastest tier."""
+    if not tiers:
+        return Box(text, style.PAPER, "absent", **more)
+    marks = tuple((LETTERS[tier], COLORS[tier]) for tier in tiers)
+    return Box(text, COLORS[tiers[0]], marks=marks, **more)
+
+
+class TierHistory(BoxRecording):
     """Snapshots of one engine's tiers, in the order in which they were taken."""
 
     title = "Tiers"
+    meanings = {f"{LETTERS[tier]}: on the {tier}": Box("", COLORS[tier]) for tier in TIERS} | {
+        "forgotten": box_of([]),
+        "moved or new in this step": Box("", style.PAPER, new=True),
+    }
     steps: list[TierSnapshot]
 
     def __init__(self, engine: Any):
@@ -108,110 +103,19 @@ class TierHistory(Recording):
     def counted(self, i: int) -> dict[str, int]:
         return {f"blocks on the {tier}": self.steps[i].count(tier) for tier in TIERS}
 
-    def draw(self, chosen: Sequence[int]) -> Figure:
-        layout = Layout([self.steps[i] for i in chosen])
-        across = evenly(len(chosen), max(1, int(room(1) // layout.width)))
-
-        def panel(pen: Pen, place: int, x: float, y: float) -> None:
-            i = chosen[place]
-            before = chosen[place - 1] if place else i - 1
-            draw_tree(pen, layout, x, y, self.steps[i], self.steps[before] if i else None)
-
-        heights = [layout.height([self.steps[i]]) for i in chosen]
-        return strip(self.steps, chosen, across, heights, panel, LEGEND)
-
-    def frame(self, i: int) -> Figure:
-        steps = self.taken()
-        layout = Layout(steps)
-        height = layout.height(steps)
-        pen = Pen(MARGIN + height + LEGEND.height)
-        draw_tree(pen, layout, MARGIN, MARGIN, steps[i], steps[i - 1] if i else None)
-        LEGEND.draw(pen, MARGIN + height)
-        return pen.figure
-
-
-class Layout:
-    """The places of the blocks: the same at every step."""
-
-    def __init__(self, steps: Sequence[TierSnapshot]):
-        self.rows, _ = rows_of([list(step.blocks) for step in steps])
-        columns = max(len(place) - 1 for step in steps for place in step.blocks)
-        self.body = min(BODY[0], (room(1) - END) / columns - GAP)
-        self.pitch = self.body + GAP
-        self.row = BODY[1] + 1.45 * SQUARE + 0.14
-        self.width = columns * self.pitch + END
-        self.letters = max(2, int((self.body - 0.06) / width_of("0", FONT, 0.603)))
-
-    def height(self, steps: Sequence[TierSnapshot]) -> float:
-        """That any of these steps needs."""
-        last = max(self.rows[place] for step in steps for place in step.blocks)
-        return (last + 1) * self.row + 0.08
-
-    def place(self, place: Place) -> tuple[float, float]:
-        """The upper left corner of a block."""
-        return (len(place) - 2) * self.pitch, self.rows[place] * self.row + 0.06
-
-
-def draw_tree(
-    pen: Pen, at: Layout, x: float, y: float, step: TierSnapshot, before: TierSnapshot | None
-) -> None:
-    """One step, and what has moved since the one before it."""
-    for place, tiers in step.blocks.items():
-        left, top = x + at.place(place)[0], y + at.place(place)[1]
-        if len(place) > 2:
-            start = at.place(place[:-1])
-            turn = left - GAP / 2
-            ys = y + start[1] + BODY[1] / 2, top + BODY[1] / 2
-            pen.axes.plot([x + start[0] + at.body, turn, turn, left], [ys[0], ys[0], ys[1], ys[1]],
-                          color=style.FAINT, lw=0.9, zorder=0.5)  # fmt: skip
-        moved = before is not None and place in before.blocks and before.blocks[place] != tiers
-        new = before is not None and place not in before.blocks
-        _body(pen, left, top, (at.body, BODY[1]), tiers, moved or new)
-        for n, tier in enumerate(tiers):
-            _square(pen, left + n * 1.2 * SQUARE, top + BODY[1] + 0.05, tier)
-        color = style.ink_on(COLORS[tiers[0]]) if tiers else style.FAINT
-        text = step.texts[place]
-        if len(text) > at.letters:
-            text = f"{text[: at.letters - 1]}…"
-        pen.text(left + at.body / 2, top + BODY[1] / 2, text, FONT, "center", color,
-                 family="monospace", zorder=2)  # fmt: skip
-        for n, name in enumerate(step.ends.get(place, ())):
-            pen.text(left + at.body + 0.04 + 0.1 * n, top + BODY[1] / 2, name, SMALL, weight="bold")
-
-
-def _body(
-    pen: Pen, x: float, y: float, size: tuple[float, float], tiers: Sequence[str], moved: bool
-) -> None:
-    """A block in the colour of its fastest tier; (x, y) is its upper left corner."""
-    look: dict[str, Any] = dict(facecolor="none", edgecolor=style.FAINT, linestyle=(0, (3, 2)))
-    if tiers:
-        look = dict(facecolor=COLORS[tiers[0]], edgecolor=style.INK)
-    look |= dict(boxstyle="round,pad=0,rounding_size=0.05", linewidth=2.2 if moved else 0.9)
-    pen.add(FancyBboxPatch((x, y), *size, zorder=1, **look))
-
-
-def _square(pen: Pen, x: float, y: float, tier: str) -> None:
-    """The mark of a tier; (x, y) is its upper left corner."""
-    pen.square(x, y, SQUARE, SQUARE, COLORS[tier], line=0.5)
-    ink, middle = style.ink_on(COLORS[tier]), (x + SQUARE / 2, y + SQUARE / 2)
-    pen.text(*middle, LETTERS[tier], FONT, "center", ink, weight="bold", zorder=2)
-
-
-def _entry(meaning: str, tiers: Sequence[str], moved: bool = False) -> Entry:
-    def draw(pen: Pen, x: float, y: float) -> None:
-        _body(pen, x, y - 0.085, (0.3, 0.17), tiers, moved)
-        for tier in tiers:
-            _square(pen, x + 0.34, y - SQUARE / 2, tier)
-
-    return Entry(0.34 + 0.16 * len(tiers), meaning, draw)
-
-
-LEGEND = Legend(
-    [
-        _entry("on the device", ["device"]),
-        _entry("on the host", ["host"]),
-        _entry("on disk", ["disk"]),
-        _entry("forgotten", []),
-        _entry("moved or new in this step", ["host"], moved=True),
-    ]
-)
+    def boards(self, chosen: Sequence[int]) -> list[Board]:
+        rows, _ = rows_of([list(self.steps[i].blocks) for i in chosen])
+        spots = {place: (row, len(place) - 2) for place, row in rows.items()}
+        boards = []
+        for before, i in self.pairs(chosen):
+            step, boxes = self.steps[i], {}
+            for place, tiers in step.blocks.items():
+                boxes[spots[place]] = box_of(
+                    tiers,
+                    step.texts[place],
+                    new=before is not None and self.steps[before].blocks.get(place) != tiers,
+                    after="".join(step.ends.get(place, ())),
+                )
+            lines = {spots[one]: spots[one[:-1]] for one in step.blocks if len(one) > 2}
+            boards.append(Board(boxes, lines))
+        return boards

@@ -41,11 +41,11 @@ def measured(
     found = {way: Times([], []) for way in WAYS}
     try:
         with workers or ray_pair() as pair:
-            for turn in range(1 + rounds):
+            for number in range(1 + rounds):
                 for way, num_prefill in WAYS.items():
                     with Front(pair, ByOwnPrefix, num_prefill=num_prefill) as front:
-                        times = under_load(front, partial(text, lm, turn, way), end)
-                    if turn > 0:
+                        times = under_load(front, partial(text, lm, number, way), end)
+                    if number > 0:
                         found[way].first.extend(times.first)
                         found[way].between.extend(times.between)
     except (WorkerLost, RequestFailed) as error:
@@ -55,15 +55,15 @@ def measured(
 
 @contextmanager
 def ray_pair() -> Iterator[list[Any]]:
-    """Two workers on Ray. A turn is one step: each token comes as soon as it is there."""
+    """Two workers on Ray. A call is one step: each token comes as soon as it is there."""
     from minikv.cluster.actors import ray_workers  # here, because only this needs Ray
 
-    with ray_workers(2, "tinypy", CONFIG, turn_seconds=0.0) as workers:
+    with ray_workers(2, "tinypy", CONFIG, work_seconds=0.0) as workers:
         yield workers
 
 
-def text(lm: LanguageModel, turn: int, way: str, what: str, num_tokens: int) -> list[int]:
-    return write_code(lm, num_tokens, f"{what}, turn {turn}, {way}")
+def text(lm: LanguageModel, number: int, way: str, what: str, num_tokens: int) -> list[int]:
+    return write_code(lm, num_tokens, f"{what}, turn {number}, {way}")
 
 
 def under_load(front: Front, prompt: Callable[[str, int], list[int]], end: float) -> Times:

@@ -13,18 +13,15 @@ it has computed are filled. So they also differ in print and without colours.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from weakref import ref
 
-from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
-
 from minikv.course.pictures import style
-from minikv.course.pictures.block_viewer import Recording
+from minikv.course.pictures.box_drawing import Board, Box, BoxRecording
 from minikv.course.pictures.snapshot import counted
 
 STORE = "the store"
-BOX, PITCH, ROW, LEFT, HEAD, FOOT = 0.28, 0.33, 0.42, 0.8, 0.32, 0.4  # inches
 COLORS = tuple(style.PALETTE[i] for i in (0, 5, 4))  # by row
 Key = tuple[int, ...]  # all tokens up to the end of a block
 
@@ -40,10 +37,18 @@ class FlowSnapshot:
     warnings: tuple[str, ...] = ()
 
 
-class StoreFlow(Recording):
+class StoreFlow(BoxRecording):
     """Snapshots of some engines and of the store between them."""
 
     title = "Blocks between engines"
+    meanings = MappingProxyType(
+        {
+            "computed, or written": Box("", style.PALETTE[7]),
+            "fetched from the store": Box("", style.PALETTE[7], "hatched"),
+            "not there": Box("", style.PAPER, "absent"),
+            "came in this step": Box("", style.PAPER, new=True),
+        }
+    )
     steps: list[FlowSnapshot]
 
     def __init__(self, texts: Mapping[str, Sequence[int]], block_size: int = 16):
@@ -109,72 +114,24 @@ class StoreFlow(Recording):
         counts = {f"blocks in {row}": len(keys) for row, keys in self.steps[i].held.items()}
         return counts | {"fetched in this step": self.steps[i].num_fetched}
 
-    def draw(self, chosen: Sequence[int]) -> Figure:
-        """Panels two by two, in inches from the upper left corner."""
-        rows = list(self.steps[0].held)
-        rows.insert(1, rows.pop(rows.index(STORE)))  # between the engines
-        panel = (LEFT + len(self.keys) * PITCH, HEAD + len(rows) * ROW + 0.1)
-        across = 2 if len(chosen) > 1 and 2 * panel[0] + 0.3 < style.WIDTH else 1
-        down = -(-len(chosen) // across)
-        beside = across == 1 and panel[0] + 2.5 < style.WIDTH  # room for the legend at the right
-        height = down * panel[1] + 0.1 + (0 if beside else FOOT)
-        figure, axes = style.canvas(height)
-        for n, i in enumerate(chosen):
-            x, y = (n % across) * (panel[0] + 0.3) + 0.1, (n // across) * panel[1] + 0.1
-            axes.text(x, y + 0.13, f"Step {i}: {self.steps[i].words}", fontsize=8.5,
-                      weight="bold", color=style.INK, va="center")  # fmt: skip
-            step, before = self.steps[i], self.steps[i - 1].held if i else {}
-            for r, row in enumerate(rows):
-                middle = y + HEAD + (r + 0.5) * ROW
-                axes.text(x, middle, row, fontsize=8, color=style.INK, va="center")
-                for c, (key, text) in enumerate(self.keys.items()):
-                    look = "absent" if key not in step.held[row] else "computed"
-                    if key in step.fetched.get(row, frozenset()):
-                        look = "fetched"
-                    new = look != "absent" and key not in before.get(row, frozenset())
-                    _box(axes, x + LEFT + c * PITCH, middle, text, COLORS[r % 3], look, new)
-        if beside:
-            _legend(axes, panel[0] + 0.6, HEAD, 0, 0.38)
-        else:
-            _legend(axes, 0.1, height - 0.5 * FOOT, 2.1, 0)
-        return figure
+    @property
+    def rows(self) -> list[str]:  # type: ignore[override]
+        """The store between the engines."""
+        first, *others = (row for row in self.steps[0].held if row != STORE)
+        return [first, STORE, *others]
 
+    def boards(self, chosen: Sequence[int]) -> list[Board]:
+        return [self._board(i) for i in chosen]
 
-def _box(
-    axes, x: float, middle: float, text: str, color: str, look: str, new: bool = False
-) -> None:
-    """A block: filled, hatched if it was fetched, dashed where it is not; with a thick line if it
-    has just come."""
-    kind: dict[str, Any] = dict(facecolor=color, edgecolor=style.INK)
-    ink, field = style.ink_on(color), None
-    if look == "absent":
-        kind = dict(facecolor="none", edgecolor=style.EDGE, linestyle=(0, (2, 2)))
-        ink = style.FAINT
-    elif look == "fetched":
-        kind = dict(facecolor=style.PAPER, edgecolor=style.INK)
-        ink, field = style.INK, dict(facecolor=style.PAPER, edgecolor="none", pad=0.8)
-        axes.add_patch(_outline(x, middle, facecolor="none", edgecolor=color, hatch="//////",
-                                linewidth=0, zorder=1.5))  # fmt: skip
-    axes.add_patch(_outline(x, middle, linewidth=2.4 if new else 0.8, **kind))
-    axes.text(
-        x + BOX / 2, middle, text, fontsize=7.5, ha="center", va="center", color=ink, bbox=field
-    )
-
-
-def _outline(x: float, middle: float, **look: Any) -> FancyBboxPatch:
-    return FancyBboxPatch(
-        (x, middle - 0.15), BOX, 0.3, **look, boxstyle="round,pad=0,rounding_size=0.05"
-    )
-
-
-def _legend(axes, x: float, middle: float, right: float, down: float) -> None:
-    """A box of each look, with its name; each that far to the right of, or below, the last."""
-    for words, color, look, new in (
-        ("computed, or written", style.PALETTE[7], "computed", False),
-        ("fetched from the store", style.PALETTE[7], "fetched", False),
-        ("not there", style.PALETTE[7], "absent", False),
-        ("thick: came in this step", style.PAPER, "computed", True),
-    ):
-        _box(axes, x, middle, "", color, look, new)
-        axes.text(x + 0.36, middle, words, fontsize=8, color=style.INK, va="center")
-        x, middle = x + right, middle + down
+    def _board(self, i: int) -> Board:
+        """Step `i`, and what came in it, whichever steps are shown."""
+        step, before = self.steps[i], self.steps[i - 1].held if i else {}
+        boxes = {}
+        for r, row in enumerate(self.rows):
+            for column, (key, text) in enumerate(self.keys.items()):
+                look = "absent" if key not in step.held[row] else "filled"
+                if key in step.fetched.get(row, frozenset()):
+                    look = "hatched"
+                new = look != "absent" and key not in before.get(row, frozenset())
+                boxes[r, column] = Box(text, COLORS[r % 3], look, new)
+        return Board(boxes)

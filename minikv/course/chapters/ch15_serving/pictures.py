@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from minikv.course.chapters.ch15_serving.given import Trial
 from minikv.course.pictures import style
-from minikv.course.pictures.block_drawing import Pen
+from minikv.course.pictures.scene import Pen
 from minikv.course.pictures.snapshot import counted
 
 LANES = {"engine's thread": 0.72, "the box": 1.57, "event loop": 2.42}  # inches from above

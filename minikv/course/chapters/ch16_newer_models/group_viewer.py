@@ -9,21 +9,17 @@ A column is a block of the text, a row a kind of layer. A `PartsSnapshot` is pla
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
-
 from minikv.course.pictures import style
-from minikv.course.pictures.block_viewer import Recording
+from minikv.course.pictures.box_drawing import Board, Box, BoxRecording
 from minikv.course.pictures.snapshot import counted
 from minikv.engine import Engine
 from minikv.sampling import SamplingParams
 
-BOX, PITCH, ROW, LEFT, HEAD, FOOT = 0.38, 0.45, 0.5, 1.35, 0.36, 0.42  # inches
 COLORS = (style.PALETTE[0], style.PALETTE[4])  # full layers, layers with a window
-HELD, ROOM, NONE = "held", "room", "none"  # looks of a block
-LOOKS = {HELD: "has K and V", ROOM: "room, not yet computed", NONE: "no memory"}
+HELD, ROOM, NONE = "filled", "pale", "absent"  # looks of a block
 
 
 @dataclass(frozen=True)
@@ -35,10 +31,18 @@ class PartsSnapshot:
     warnings: tuple[str, ...] = ()
 
 
-class GroupFilm(Recording):
+class GroupFilm(BoxRecording):
     """Snapshots of one sequence in an engine with groups."""
 
     title = "Blocks by kind of layer"
+    rows = ("full", "with a window")
+    meanings = MappingProxyType(
+        {
+            "has K and V": Box("", COLORS[1], HELD),
+            "room, not yet computed": Box("", COLORS[1], ROOM),
+            "no memory": Box("", COLORS[1], NONE),
+        }
+    )
     steps: list[PartsSnapshot]
 
     def __init__(self, engine: Engine):
@@ -86,40 +90,12 @@ class GroupFilm(Recording):
         return {"blocks of full layers": len(full),
                 "of layers with a window": len(windowed) - windowed.count(NONE)}  # fmt: skip
 
-    def draw(self, chosen: Sequence[int]) -> Figure:
-        """Panels under each other, in inches from the upper left corner."""
-        panel = HEAD + 2 * ROW + 0.12
-        height = len(chosen) * panel + FOOT
-        figure, axes = style.canvas(height)
-        for n, i in enumerate(chosen):
-            y = n * panel + 0.1
-            axes.text(0.1, y + 0.12, f"Step {i}: {self.steps[i].words}", fontsize=9.5,
-                      weight="bold", color=style.INK, va="center")  # fmt: skip
-            for row, name in enumerate(("full", "with a window")):
-                middle = y + HEAD + (row + 0.5) * ROW
-                axes.text(0.1, middle, name, fontsize=9.5, color=style.INK, va="center")
-                for place, look in enumerate(self.steps[i].looks[row]):
-                    _box(axes, LEFT + place * PITCH, middle, str(place), COLORS[row], look)
-        x = 0.1
-        middle = height - 0.5 * FOOT
-        for look, words in LOOKS.items():
-            _box(axes, x, middle, "", COLORS[1], look)
-            axes.text(x + 0.48, middle, words, fontsize=9, color=style.INK, va="center")
-            x += 2.3
-        return figure
-
-
-def _box(axes, x: float, middle: float, text: str, color: str, look: str) -> None:
-    """A block: filled, pale where there is only room, a dashed outline where there is none."""
-    kind: dict[str, Any] = dict(facecolor=color, edgecolor=style.INK, linewidth=0.9)
-    ink = style.ink_on(color)
-    if look == ROOM:
-        kind |= dict(facecolor=style.tint(color, 0.2))
-        ink = style.INK
-    elif look == NONE:
-        kind = dict(facecolor="none", edgecolor=style.FAINT, linestyle=(0, (2, 2)), linewidth=0.9)
-        ink = style.FAINT
-    box = FancyBboxPatch((x, middle - 0.17), BOX, 0.34, **kind,
-                         boxstyle="round,pad=0,rounding_size=0.06")  # fmt: skip
-    axes.add_patch(box)
-    axes.text(x + BOX / 2, middle, text, fontsize=9, ha="center", va="center", color=ink)
+    def boards(self, chosen: Sequence[int]) -> list[Board]:
+        return [
+            Board({
+                (row, place): Box(str(place), COLORS[row], look)
+                for row, looks in enumerate(self.steps[i].looks)
+                for place, look in enumerate(looks)
+            })
+            for i in chosen
+        ]  # fmt: skip

@@ -14,8 +14,8 @@ from minikv.course.chapters.ch16_newer_models.retention import agent_load, serve
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
 from minikv.course.judge.programs import LINES_ABOVE, OperationMode, at_most, under
 from minikv.course.judge.scenarios import Group, Log, scenario
+from minikv.course.judge.stand_ins import LoggingPool
 from minikv.course.pictures.snapshot import counted
-from minikv.testing import LoggingPool
 
 PROMPT = "class A:\n    def first(self):\n        return self.items[0]\n\n    def last(self):\n"
 

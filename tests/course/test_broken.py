@@ -1,0 +1,74 @@
+"""A broken check is told as the course's own error, to students and before a class is graded."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from four_ways import different
+
+import minikv
+from minikv.course.exercises.manifest import find
+
+ONE = find("04.1")
+HOME = Path("minikv/course/chapters/ch04_paged_blocks")
+WRONG = 'raise KeyError("ours")'
+PLAY = f"""
+def broken(mine, program, log):
+    {WRONG}
+scenario("04.1", broken, Group("a line", [1], look="here"))
+"""
+BY_HAND = f"""
+from minikv.course.judge.checking import check
+@check("04.1", "by hand")
+def _(mine):
+    {WRONG}
+"""
+PLANTS = {  # file: what is added to it; what is said, and whether `grade` says so before it begins
+    "a record": ("mistakes.toml", '["04.1"."ours"]\nedit = "gone => gone"\ncause = "a"\nlook = "b"',
+                 ("mistakes.toml", "04.1, ours"), True),
+    "an import": ("scenarios.py", WRONG, ("scenarios.py, line", "KeyError: 'ours'"), True),
+    "a play": ("scenarios.py", PLAY, ("scenarios.py, line", "04.1, a line", "ours"), False),
+    "a check by hand": ("scenarios.py", BY_HAND, ("scenarios.py, line", "KeyError"), False),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A folder with a copy of the course."""
+    root = tmp_path_factory.mktemp("broken")
+    leave = shutil.ignore_patterns("*.pyc.*", "*.tmp.*")
+    shutil.copytree(Path(minikv.__file__).parent, root / "minikv", ignore=leave)
+    return root
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_an_error_of_ours_is_not_told_as_the_students(root, tmp_path, plant):
+    file, more, says, at_once = PLANTS[plant]
+    text = different(ONE).replace("def allocate(self)", "def allocate(self, one)")
+    (tmp_path / ONE.chapter.file_name).write_text(text)
+
+    def run(*arguments):
+        more = {"PYTHONPATH": str(root), "MINIKV_EXERCISES": str(tmp_path)}
+        command = [sys.executable, "-m", "minikv", *map(str, arguments)]
+        return subprocess.run(
+            command, cwd=root, env=os.environ | more, capture_output=True, text=True
+        )
+
+    place = root / HOME / file
+    before = place.read_text()
+    place.write_text(f"{before}\n{more}\n")
+    try:
+        check = run("check", ONE.id)
+        table = tmp_path / "marks.csv"
+        grade = run("grade", tmp_path, "--chapters", "04", "--csv", table, "--jobs", "1")
+    finally:
+        place.write_text(before)
+    for said in (" ".join(check.stderr.split()), grade.stderr if at_once else table.read_text()):
+        assert "the check itself is broken, and your file is not to blame" in said, grade.stdout
+        assert all(one in said for one in says), said
+    assert (check.returncode, check.stdout) == (2, "")
+    assert grade.returncode == (2 if at_once else 1)
+    assert table.exists() != at_once
