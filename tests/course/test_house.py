@@ -4,6 +4,7 @@ import ast
 import io
 import re
 import tokenize
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -145,7 +146,16 @@ def room(name: str) -> str:
 
 
 # The rooms that chapters share, from the ground up. Chapters are found there, and not named.
-ROOMS = ("pictures", "measure", "exercises", "judge", "reports", "reader", "grading", "maker")
+ROOMS = (
+    "pictures",
+    "workloads",
+    "exercise_data",
+    "judge",
+    "reports",
+    "reader",
+    "grading",
+    "authoring",
+)
 
 
 def place_in_course(name: str) -> tuple[int, str]:
@@ -201,6 +211,18 @@ def test_the_reading_order_names_every_file_of_the_core_once():
     assert sorted(reading_order()) == core, (
         "name each file where it is to be read: in minikv/__init__.py and docs/ENGINE.md"
     )
+
+
+def test_a_public_class_name_means_one_thing():
+    """Outside the chapters, which are read one at a time."""
+    homes = defaultdict(list)
+    for name, text in sources().items():
+        if ".chapters." not in name:
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes[node.name].append(name)
+    twice = {name: modules for name, modules in homes.items() if len(modules) > 1}
+    assert len(homes) > 300 and not twice, f"give each a name of its own: {twice}"
 
 
 def test_the_documents_list_the_core_in_the_same_order():

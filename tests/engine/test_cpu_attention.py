@@ -336,7 +336,7 @@ def test_what_was_compiled_is_of_these_sources(tmp_path, monkeypatch):
     """A step of int8 is compiled from functions in another file than its own."""
 
     def stamp():
-        return compiler.Cache(exp_of.py_func)._cache_file._source_stamp
+        return compiler.MachineCodeCache(exp_of.py_func)._cache_file._source_stamp
 
     (tmp_path / "kernels.py").write_text("x = 1")
     monkeypatch.setattr(compiler, "SOURCES", [tmp_path])
