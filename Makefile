@@ -143,8 +143,9 @@ endif
 MARKED := -m "not thorough"
 define ADDED
    make test-all adds each exercise and its known mistakes, more models, formats, drafters and
-   players, long random programs, processes that are killed, Ray, nbgrader and a hub, other people's
-   clients and caches, the site, an installation.
+   clients, each way to cheat and to end a check, JupyterLab in a browser, long random programs,
+   processes that are killed, Ray, nbgrader and a hub, other people's clients and caches, the site,
+   an installation.
 endef
 export ADDED
 
@@ -219,8 +220,8 @@ SUITE := $(NBVAL) $(MARKED) $(addprefix --ignore=,tests/install tests/site $(IN_
 # of 4 MiB and more is the system's again as soon as it is free: glibc would keep the K and V of
 # engines that are gone, and a worker makes hundreds.
 units: environment
-	@echo "== Unit, property and parity tests; JupyterLab in a browser; notebooks: every stored output"
-	@echo "   is what the code prints"
+	@echo "== Unit, property and parity tests; a page in a browser; notebooks: every stored output is"
+	@echo "   what the code prints"
 	@PYTHONPATH=$(QUICK) MALLOC_MMAP_THRESHOLD_=4194304 \
 		$(PYTEST) $(PARALLEL) -o faulthandler_timeout=900 \
 		-o faulthandler_exit_on_timeout=true $(SUITE)

@@ -3,7 +3,8 @@
     EngineConfig ─> fitted to the model ─> stores ─> attention ─> Runner ─> tiers, loop ─> Parts
 
 This is the one file of the core that names a wing (`cpu`, `gpu`, `groups`, `quant`, `retention`,
-`speculative`, `tiers`, `cluster`). It imports each of them only in the function that needs it.
+`speculative`, `states`, `tiers`, `cluster`). It imports each of them only in the function that
+needs it.
 `minikv` gives `assemble` to `Engine`.
 """
 
@@ -38,6 +39,10 @@ def assemble(
         from minikv.quant import resolve
 
         config = resolve(config, lm)
+    if lm.config.keeps_states:
+        from minikv.states import require_supported
+
+        require_supported(lm, config, classes)
     kind = kind_of_store(lm, config, attention, classes)
     make: Callable[..., KVStore] = KVStore
     if kind == "codes":
@@ -71,6 +76,10 @@ def assemble(
         from minikv.groups import classes_over
 
         classes = classes_over(store, loop.ahead, config.max_batch_tokens)
+    if lm.config.keeps_states:
+        from minikv.states import keep_states
+
+        classes = keep_states(runner, lm, config)
     if config.retention is not None:
         from minikv.retention import with_policy
 

@@ -25,7 +25,7 @@ from minikv.errors import OutOfBlocks, blame, require_int, require_number
 from minikv.events import Listener, LowerTiers, hold_back, listen
 from minikv.invariants import check, why_stuck
 from minikv.language_model import LanguageModel
-from minikv.model import Transformer, Weights
+from minikv.model import Weights
 from minikv.outputs import BeamOutput, Delta, Outputs, RequestOutput, SoFar, Stats, hits_stop_string
 from minikv.radix import RadixCache
 from minikv.runner import ChooseTokens, Runner
@@ -380,7 +380,8 @@ class Engine:
         """
         if not isinstance(state_dict, Mapping):
             raise ValueError(f"state_dict: must map names to tensors, was {state_dict!r}")
-        transformer = Transformer(self.lm.config, state_dict, self.lm.device, self.lm.dtype)
+        make = type(self.lm.transformer)
+        transformer = make(self.lm.config, state_dict, self.lm.device, self.lm.dtype)
         self._is_sound = False  # so that an interrupt here is followed by the recovery, too
         self.runner.use(transformer)
         self.recover()
@@ -397,7 +398,7 @@ class Engine:
             steps=self._steps, host_seconds=self._host_seconds, generated_tokens=self._generated,
             computed_tokens=self.runner.num_tokens, model_seconds=self.runner.seconds,
             tiers=self.tiers.stats() if self.tiers is not None else {},
-            speculation=self.loop.stats(),
+            speculation=self.loop.stats(), states=getattr(self.pool, "counts", lambda: None)(),
         )  # fmt: skip
 
     def check(self) -> None:

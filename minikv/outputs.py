@@ -207,6 +207,7 @@ class Stats:
     host_seconds: float  # all the rest of step(): scheduling and bookkeeping
     tiers: dict  # by tier below the device, if there is one: `minikv.tiers.TierStats`
     speculation: Any  # `minikv.speculative.Speculation`, or None
+    states: Any  # `minikv.states.Counts`, or None
 
     @property
     def hit_rate(self) -> float:

@@ -22,11 +22,11 @@ class KVStore:
         device: torch.device | str, dtype: torch.dtype,
     ):  # fmt: skip
         token = (2, config.num_kv_heads, config.head_dim)
-        shape = (config.num_layers, num_blocks, block_size, *token)
+        shape = (len(config.windows), num_blocks, block_size, *token)
         self.block_size, self.device, self.dtype = block_size, torch.device(device), dtype
         self.bytes_per_token: float = config.kv_bytes_per_token(dtype)
         self.blocks = torch.zeros(shape, device=device, dtype=dtype)
-        self.slots = self.blocks.view(config.num_layers, num_blocks * block_size, *token)
+        self.slots = self.blocks.view(shape[0], num_blocks * block_size, *token)
 
     def num_free(self, pool: BlockPool) -> int:
         """How many more blocks it has memory for, in all layers."""

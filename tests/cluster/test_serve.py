@@ -88,6 +88,7 @@ def test_a_salt_that_cannot_be_sent_is_refused(tinypy, salt):
             assert len(tokens(front.submit([1, 2, 3], SamplingParams(2, cache_salt=good)))) > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", thorough_after(1, range(3)))
 def test_tokens_are_those_of_one_engine_though_workers_die(tinypy, seed):
     """At random moments, with requests that are cancelled at random. Nothing is left anywhere."""
@@ -177,6 +178,7 @@ def test_workers_are_started_when_requests_pile_up(tinypy):
         assert front.lanes[3].pid is None and front.num_lost == 0
 
 
+@pytest.mark.thorough
 def test_workers_that_were_added_are_ended_when_idle_and_started_again(tinypy):
     prompts, params = prompts_of(tinypy.lm, 2 * CROWD + 1), params_of(2 * CROWD + 1)
     expected = one_engine(tinypy.lm, prompts, params)
@@ -304,14 +306,17 @@ class Faulty(Fragile):
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        RuntimeError("a secret"),
-        KeyError(1),
-        MemoryError(),
-        SystemExit(1),
-        KeyboardInterrupt(),
-        "no work",
-    ],
+    thorough_after(
+        2,
+        [
+            RuntimeError("a secret"),
+            KeyboardInterrupt(),
+            KeyError(1),
+            MemoryError(),
+            SystemExit(1),
+            "no work",
+        ],
+    ),
     ids=repr,
 )
 def test_a_call_that_fails_ends_its_requests_and_no_others(tinypy, caplog, fault):
@@ -373,7 +378,7 @@ def test_a_request_that_cannot_be_placed_is_not_counted(tinypy):
         assert front.num_requests == 0 and front.router.loads == [0]
 
 
-@pytest.mark.parametrize("host_blocks", [0, 24])
+@pytest.mark.parametrize("host_blocks", thorough_after(1, [24, 0]))
 def test_a_router_is_told_what_workers_hold(tinypy, host_blocks):
     """What was told, stored less removed, is what the device and the tiers below it hold."""
     config = EngineConfig(num_blocks=24, max_num_seqs=4, attention="torch", host_blocks=host_blocks)

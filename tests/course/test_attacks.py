@@ -167,6 +167,7 @@ def check(code, parts=WRONG):
     return grade._report(grade.grade_file(ONE.id, text_with(ONE, {"": code, **parts}).encode()))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("level", thorough_after(1, LEVELS), indirect=True)
 def test_what_gets_through_is_what_is_announced(level, folder):
     name, _, can = level

@@ -368,6 +368,7 @@ def test_what_fills_blocks_can_be_told_apart_in_grey():
 # ── The player, and wrong input ───────────────────────────────────────────────
 
 
+@pytest.mark.thorough
 def test_every_step_can_be_looked_at():
     for history in (walk_through(), fork()):
         check_looks(history)

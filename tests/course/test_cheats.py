@@ -12,6 +12,7 @@ from importlib import import_module
 
 import pytest
 from four_ways import EXERCISES, right, text_with
+from thorough import thorough_after
 
 from minikv.course.exercise_data.manifest import chapter_of, find
 from minikv.course.exercise_data.skeletons import reference
@@ -133,7 +134,7 @@ def text_of(cheat, other="/nowhere"):
 
 
 @APART
-@pytest.mark.parametrize("cheat", CHEATS)
+@pytest.mark.parametrize("cheat", thorough_after(1, CHEATS))
 def test_a_cheat_gets_no_mark(cheat, tmp_path):
     other = tmp_path / CHAPTER.file_name
     other.write_text(right(GROW))
@@ -240,6 +241,7 @@ def test_code_reads_no_answers_and_nothing_of_anybodys(tmp_path, monkeypatch):
     assert printed() == "False False /\n"
 
 
+@pytest.mark.thorough
 def test_nothing_of_the_reference_is_left_in_a_player():
     """No function has the code of an answer, in a process that has emptied all of them."""
 

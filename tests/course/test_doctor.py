@@ -177,6 +177,7 @@ def test_wrong_kernel(monkeypatch, probe, text):
     assert result.status == "FAIL" and text in result.text
 
 
+@pytest.mark.thorough
 @needs_triton
 def test_kernel_probe_sees_a_kernel_that_writes_nothing(monkeypatch):
     broken = doctor.KERNEL_PROBE.replace("\nwrite_cache(k", "\n(lambda *_: None)(k")

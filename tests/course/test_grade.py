@@ -377,6 +377,7 @@ def test_lines_that_reach_for_more_are_named(tmp_path):
     assert [line.partition(": ")[2] for line in named] == list(CHEATS)
 
 
+@pytest.mark.thorough
 def test_a_long_file_does_not_hold_up_the_tables(tmp_path):
     line = "x = x\n"
     long = grading.find_student(_student(tmp_path / "long", line * 50_000 + "import gc\n"))
@@ -432,6 +433,7 @@ def test_tables_hold_any_name_and_message(tmp_path):
     assert "\x1b" not in said and "\\x1b[2K" in said
 
 
+@pytest.mark.thorough
 def test_a_folder_with_names_of_pythons_harms_nothing(tmp_path):
     """A hand-in that we are in: nothing of it is imported where it is graded."""
     folder = _student(tmp_path, right(ONE))

@@ -181,6 +181,7 @@ def test_an_engine_on_them(exercises, capsys):
     assert re.search(r"yours are BlockPool \(04.1\), BlockTable \(04.2, 05.1, 05.2\)", last)
 
 
+@pytest.mark.thorough
 def test_what_was_checked_again_need_not_be_checked(exercises):
     solve(exercises, "04.3")
     file = file_of(exercises, "04.3")

@@ -598,6 +598,7 @@ def test_the_running_table_runs_a_slow_rung_once(lm):
     assert not any("to" in speed for _, speed, *_ in table.rows()[1:])
 
 
+@pytest.mark.thorough
 def test_the_running_table_refuses_other_tokens(lm, monkeypatch):
     def run(*_):
         return Run([0], 1.0, 0, None)

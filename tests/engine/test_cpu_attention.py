@@ -317,6 +317,7 @@ print(type(engine.attention).__name__, len(engine.generate(["def"])[0].token_ids
 """
 
 
+@pytest.mark.thorough
 def test_a_process_without_numba():
     done = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True)
     assert done.stdout.split()[0] == "TorchAttention", done.stderr

@@ -10,6 +10,7 @@ import torch
 from helpers import assert_empty, careful_engine, drain, greedy_tokens, small, step
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
+from thorough import thorough_after
 
 import minikv
 from minikv import CheckpointError, SamplingParams
@@ -196,7 +197,10 @@ def test_only_what_is_read_is_downloaded(folder, tmp_path_factory, llama, monkey
     assert asked == [None, "1a2b"] * 2
 
 
-@pytest.mark.parametrize("pattern", [r"(a+)+$", r"(?:\d|\d)+x", r"(.*)*=", r"([ -~]+)+\n"])
+PATTERNS = [r"(a+)+$", r"(?:\d|\d)+x", r"(.*)*=", r"([ -~]+)+\n"]
+
+
+@pytest.mark.parametrize("pattern", thorough_after(1, PATTERNS))
 def test_a_regular_expression_without_end(folder, tinypy, pattern):
     """It is told when the checkpoint is loaded, and not by a request that never ends."""
     raw = json.loads((tinypy.folder / "tokenizer.json").read_text())

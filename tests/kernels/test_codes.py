@@ -60,7 +60,7 @@ def grow(config, num_seqs, kv_dtype, block_size, dtype=torch.float32):
 STEPS = [(7, 16, 1), (9, 3, 0), (1, 1, 5), (0, 1, 1), (1, 12, 1)]
 
 
-@pytest.mark.parametrize("kv_dtype", thorough_after(2, reversed(NAMES)))
+@pytest.mark.parametrize("kv_dtype", thorough_after(1, reversed(NAMES)))
 @pytest.mark.parametrize(
     ("head_dim", "heads", "kv_heads", "window", "block_size"),
     thorough_after(1, [(20, 3, 1, 9, 5), (64, 4, 2, None, 16), (96, 1, 1, 3, 4)]),
@@ -74,7 +74,7 @@ def test_both_ways_and_the_formula(tinypy, kv_dtype, head_dim, heads, kv_heads, 
     steps.assert_same_codes()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", thorough_after(1, [torch.float16, torch.bfloat16]), ids=str)
 @pytest.mark.parametrize("kv_dtype", thorough_after(1, ["int4", "fp8", "int8"]))
 def test_models_in_16_bits(tinypy, kv_dtype, dtype):
     steps = grow(one_layer(tinypy.lm), 2, kv_dtype, 4, dtype)
@@ -97,7 +97,7 @@ def test_splits(tinypy, kv_dtype, window, monkeypatch):
     steps.assert_formula()
 
 
-@pytest.mark.parametrize("kv_dtype", NAMES)
+@pytest.mark.parametrize("kv_dtype", thorough_after(2, NAMES))
 def test_the_same_bits_of_any_numbers(tinypy, kv_dtype):
     """Zeros, one huge channel, tiny numbers, halves of a code, NaN and infinity."""
     torch.manual_seed(0)

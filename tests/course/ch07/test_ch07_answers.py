@@ -124,6 +124,7 @@ def test_dead_blocks_push_out_what_would_be_found():
     assert longer.computed < agents(insert_all, large).computed / 4
 
 
+@pytest.mark.thorough
 def test_the_finale_finds_nothing_cold_and_the_prefix_warm(lm, exercises):
     [_, (_, alone, *_), *rows] = FourRequests(lm).rows()
     assert [row[2] for row in rows] == ["0 of 1,945", "0 of 1,945", "1,920 of 1,945"]

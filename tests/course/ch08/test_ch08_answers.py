@@ -200,6 +200,7 @@ def test_a_dry_watch_starts_nothing():
     assert not seen.reads
 
 
+@pytest.mark.thorough
 @watched
 def test_the_compiler_has_a_time_of_its_own(exercises, monkeypatch):
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "2")

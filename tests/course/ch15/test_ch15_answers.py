@@ -167,6 +167,7 @@ def test_a_bill():
     )
 
 
+@pytest.mark.thorough
 def test_load_is_offered_counted_and_drawn(lm):
     async def run() -> tuple[float, Trial, Trial]:
         from minikv import Engine, EngineConfig

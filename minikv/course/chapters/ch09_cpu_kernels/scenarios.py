@@ -385,11 +385,16 @@ WEAK = Cpu(1e12, 1e12, 7e3)
 def limits(mine, program, log: Log) -> None:
     lens, shape, stored, machine, threads = program
     lens = list(lens)
-    text = (
-        f"contexts {lens}, {shape}, {stored}, {machine}, {counted(threads, 'thread')}"
-        if len(lens) < 9
-        else f"{len(lens)} contexts"
-    )
+    text = f"contexts {lens if len(lens) < 9 else len(lens)}; " + "; ".join([
+        f"{counted(shape.num_layers, 'layer')}, {counted(shape.num_heads, 'head')}, "
+        f"{counted(shape.num_kv_heads, 'KV head')} of {shape.head_dim}",
+        f"number_bytes {stored.number_bytes:g}, scale_bytes {stored.scale_bytes}, "
+        f"convert {stored.convert}",
+        *([] if machine == COUNT else [
+            f"thread_rate {machine.thread_rate:,.0f}, memory_rate {machine.memory_rate:,.0f}, "
+            f"flop_rate {machine.flop_rate:,.0f}, {counted(threads, 'thread')}"
+        ]),
+    ])  # fmt: skip
     more = (threads,) if threads > 1 else ()
     found = log.call(text, partial(mine.attention_limit, lens, shape, stored, machine, *more),
                      see=False)  # fmt: skip

@@ -581,6 +581,7 @@ scenario(
         [
             *two("+AB9 -0 x0 +AB9 +C5", "x1 +A5 +B5 +C5", "+AB9 -0 x0 o0 +ABC13 +D5 +E5"),
             (3, 4, 1.2, "+A5 x1 +B5 +C5 -1 -2 o1 +D5"),
+            (3, 4, 1.0, "+ABCDE20 +F5 -0 x2 +ABCDEF25"),
             *two("x0 x1 +A5"),
         ],
         look="which workers may get a prompt, and which of them does the mean count?",
