@@ -36,7 +36,7 @@ from minikv.blocks import BlockPool, blocks_for
 from minikv.config import EngineConfig
 from minikv.engine import Engine
 from minikv.errors import OutOfBlocks, parse_bytes
-from minikv.events import LowerTiers
+from minikv.events import LowerTiers, wrap
 from minikv.paged import KVStore
 from minikv.radix import MatchResult, RadixCache
 from minikv.runner import Runner
@@ -163,6 +163,11 @@ class Tiers(LowerTiers):
 
     # ── Planning ──────────────────────────────────────────────────────────────
 
+    def hold_back(self, scheduler: Scheduler) -> None:
+        scheduler.host_pool = self.host
+        wrap(scheduler, "schedule", partial(self.plan, scheduler))
+        wrap(scheduler, "schedule_without", self.plan_ahead)
+
     def plan(self, scheduler: Scheduler, schedule: Callable[[], Plan]) -> Plan:
         """Bring blocks back, then plan without the sequences that still wait for some. If nothing
         else can run, wait for these."""
@@ -174,6 +179,7 @@ class Tiers(LowerTiers):
         return plan
 
     def plan_ahead(self, schedule: Callable[..., Plan], leaving: list[Sequence]) -> Plan:
+        """`schedule(leaving)`, which calls `plan`, while a step is under way: this never waits."""
         self.may_wait = False
         try:
             return schedule(leaving)

@@ -20,7 +20,7 @@ QUIET = {
 }  # fmt: skip
 
 
-MOST_OF_THE_CORE = 2250  # lines of code
+MOST_OF_THE_CORE = 2190  # lines of code
 
 
 def count_code_lines(source: str) -> int:
@@ -67,7 +67,7 @@ def test_the_bundled_model_is_at_most_eight_megabytes():
 KERNELS = "minikv_kernels"  # what the folder kernels/ is imported as
 WINGS = (
     "checkpoint", "cpu", "gpu", "groups", "quant", "ring", "tiers", "cluster", "speculative",
-    "serving", "retention", "states",
+    "serving", "retention", "machine", "states",
 )  # fmt: skip
 ASSEMBLY = "minikv.assembly"  # puts the wings on, inside its functions
 # The upward arrows that there are, and why. At most 5.

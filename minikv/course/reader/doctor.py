@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 import minikv
-from minikv.assembly import numba_problem
+from minikv.machine import numba_problem
 
 OLDEST_PYTHON = (3, 11)
 
