@@ -35,7 +35,7 @@ GROUPS = {
         "generate": ("generate", "continue a prompt, printing it as it comes"),
         "serve": ("serve", "engines behind an address, for OpenAI's clients"),
         "bench": ("bench", "measure the engine, and others beside it"),
-        "train": ("maker.train", "train the bundled model again"),
+        "train": ("authoring.train", "train the bundled model again"),
     },
 }
 COMMANDS = {name: told for group in GROUPS.values() for name, told in group.items()}

@@ -20,9 +20,9 @@ from four_ways import EXERCISES, different, right
 from waiting import PATIENCE, until
 
 from minikv.course.commands import main
-from minikv.course.exercises.manifest import chapter_of, find
-from minikv.course.exercises.mistakes import mistakes_of
-from minikv.course.exercises.skeletons import skeleton
+from minikv.course.exercise_data.manifest import chapter_of, find
+from minikv.course.exercise_data.mistakes import mistakes_of
+from minikv.course.exercise_data.skeletons import skeleton
 from minikv.course.grading import grade as grading
 from minikv.course.grading.similarity import fingerprints, pairs_alike
 from minikv.course.judge import process

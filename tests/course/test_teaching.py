@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minikv.course.exercises.manifest import find
+from minikv.course.exercise_data.manifest import find
 
 ROOT = Path(__file__).resolve().parents[2]
 TEACHING = ROOT / "docs" / "teaching"

@@ -5,22 +5,22 @@ from collections.abc import Callable, Container, Sequence
 from html import escape
 from typing import Any, Protocol
 
-from minikv.course.exercises.manifest import Exercise, chapter_of, find
-from minikv.course.exercises.mistakes import mistakes_of, reference_sources
-from minikv.course.exercises.skeletons import fill, skeleton
+from minikv.course.exercise_data.manifest import Exercise, chapter_of, find
+from minikv.course.exercise_data.mistakes import mistakes_of, reference_sources
+from minikv.course.exercise_data.skeletons import fill, skeleton
 from minikv.course.grading.similarity import pairs_alike
 from minikv.course.judge import containment
 from minikv.course.judge.result import Result
 
 
-class Student(Protocol):
+class StudentRow(Protocol):
     @property
     def name(self) -> str: ...
 
     def text(self, exercise: Exercise) -> str: ...
 
 
-Results = Sequence[tuple[Student, Result]]
+Results = Sequence[tuple[StudentRow, Result]]
 
 MOST = 40  # rows of a table
 STYLE = """
@@ -150,7 +150,7 @@ def _alike(results: Results) -> str:
     return said + _table(["in common", "chapter", "one", "the other"], rows, {0, 1})
 
 
-def _written(student: Student, number: str) -> str:
+def _written(student: StudentRow, number: str) -> str:
     return student.text(chapter_of(number).exercises[0])
 
 

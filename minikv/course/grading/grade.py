@@ -41,10 +41,10 @@ from xml.etree import ElementTree
 from tqdm import tqdm
 
 import minikv
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.files import write_whole
-from minikv.course.exercises.manifest import Exercise, chapter_of, chapters, find
-from minikv.course.exercises.mistakes import mistakes_of
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import Exercise, chapter_of, chapters, find
+from minikv.course.exercise_data.mistakes import mistakes_of
+from minikv.course.exercise_data.whole_files import write_whole
 from minikv.course.grading import reading
 from minikv.course.grading.class_page import as_page
 from minikv.course.judge import containment, process
@@ -373,7 +373,12 @@ def _name(exercise: Exercise, file: bytes | None) -> str:
 def _checks(number: str) -> str:
     """Names the files that a chapter's checks are made of."""
     package = Path(minikv.__file__).parent
-    rooms = "course/exercises", "course/judge", "course/reports", f"course/chapters/ch{number}_*"
+    rooms = (
+        "course/exercise_data",
+        "course/judge",
+        "course/reports",
+        f"course/chapters/ch{number}_*",
+    )
     places = ["*.py", *(f"{room}/*.{kind}" for room in rooms for kind in ("py", "toml"))]
     files = [file for place in places for file in sorted(package.glob(place))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

@@ -23,9 +23,9 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from minikv.course.chapters import notebook, title
-from minikv.course.exercises.files import write_whole
-from minikv.course.exercises.manifest import Chapter, Exercise, ReaderError, chapter_of
-from minikv.course.exercises.skeletons import skeleton
+from minikv.course.exercise_data.manifest import Chapter, Exercise, ReaderError, chapter_of
+from minikv.course.exercise_data.skeletons import skeleton
+from minikv.course.exercise_data.whole_files import write_whole
 from minikv.course.reader.unpacked import notebooks
 from minikv.course.reports import markup
 

@@ -5,8 +5,8 @@ from html import escape
 from pathlib import Path
 
 from minikv.course.chapters import notebook, title
-from minikv.course.exercises.files import write_whole
-from minikv.course.exercises.manifest import Chapter, Exercise, chapters
+from minikv.course.exercise_data.manifest import Chapter, Exercise, chapters
+from minikv.course.exercise_data.whole_files import write_whole
 from minikv.course.reader import progress_file, routes
 from minikv.course.reports.markup import (
     GREEN,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.files import write_whole
-from minikv.course.exercises.manifest import ReaderError, chapters
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import ReaderError, chapters
+from minikv.course.exercise_data.whole_files import write_whole
 
 EVERYTHING = "everything"
 # Every chapter ends with these, for all readers: no route is marked there.

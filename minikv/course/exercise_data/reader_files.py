@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any
 
 import minikv
-from minikv.course.exercises.manifest import Chapter, Exercise, ReaderError
-from minikv.course.exercises.skeletons import (
+from minikv.course.exercise_data.manifest import Chapter, Exercise, ReaderError
+from minikv.course.exercise_data.skeletons import (
     AnyFunction,
     definitions,
     docstring_of,
