@@ -8,7 +8,7 @@ which layers have a sliding window. Everything downstream reads ModelConfig, nev
 import math
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -16,7 +16,7 @@ from minikv.errors import parse_bytes, require_bool, require_int, require_one_of
 
 # Of each integer of EngineConfig.
 SMALLEST = dict(num_blocks=1, block_size=1, max_num_seqs=1, max_batch_tokens=1,
-                min_prefix_tokens=0, host_blocks=0)  # fmt: skip
+                min_prefix_tokens=0, host_blocks=0, state_interval=0)  # fmt: skip
 CHOICES = dict(
     preemption=("recompute", "swap"),
     attention=("auto", "cpu", "torch", "triton"),
@@ -69,6 +69,10 @@ class EngineConfig:
     batch_invariant: every sum is computed in one order, so the logits after a text are the same bit
         for bit, whatever else is in the batch, wherever its chunks begin, and whether its K and V
         were in the prefix cache. For attention "cpu" and kv_dtype "auto"; decodes cost more.
+    state_bytes, state_interval: for a model with layers that keep a state: how much memory copies
+        of states may take in the prefix cache; and how many tokens of a prompt may lie between two
+        copies (0: any number, for they are kept at the ends of sequences and where prompts part).
+        See `minikv.states`.
     """
 
     num_blocks: int = 512
@@ -91,6 +95,8 @@ class EngineConfig:
     speculative: Any = "off"
     draft_model: Any = None
     batch_invariant: bool = False
+    state_bytes: str | int = "256 MiB"
+    state_interval: int = 0
 
     def __post_init__(self):
         for name, low in SMALLEST.items():
@@ -100,6 +106,7 @@ class EngineConfig:
         for name in ("prefix_cache", "write_through", "batch_invariant"):
             require_bool(name, getattr(self, name))
         parse_bytes("disk_bytes", self.disk_bytes)
+        parse_bytes("state_bytes", self.state_bytes)
         if self.kv_memory is not None:
             parse_bytes("kv_memory", self.kv_memory)
         if not hasattr(self.speculative, "propose"):
@@ -127,6 +134,9 @@ class EngineConfig:
 class ModelConfig:
     """Shape of a decoder-only transformer with grouped-query attention."""
 
+    keeps_states: ClassVar[bool] = False  # in layers that do not attend: see `minikv.states`
+    norm_offset: ClassVar[float] = 0.0  # added to the weights of all norms
+
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -143,7 +153,7 @@ class ModelConfig:
     qk_norm: bool  # RMS norm over each query's and key's head dim (Qwen3)
     rope_theta: float
     rope_scaling: dict | None  # Llama 3.x: low- and high-frequency stretch
-    windows: tuple[int | None, ...]  # sliding window of each layer, in tokens
+    windows: tuple[int | None, ...]  # sliding window of each layer that attends, in tokens
     eos_ids: tuple[int, ...]
 
     @property
@@ -152,8 +162,8 @@ class ModelConfig:
         return self.num_heads // self.num_kv_heads
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes that one cached token takes: K and V, every layer, every KV head."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
+        """Bytes that one cached token takes: K and V, every layer that attends, every KV head."""
+        return 2 * len(self.windows) * self.num_kv_heads * self.head_dim * dtype.itemsize
 
     def inverse_frequencies(self) -> torch.Tensor:
         """RoPE's angle per position for each pair of channels: (head_dim / 2,) float32.

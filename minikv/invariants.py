@@ -29,6 +29,8 @@ def check(scheduler: Scheduler, requests: Iterable[Request]) -> None:
             known = max(sequence.num_computed, len(sequence.token_ids))
             if room >= known + scheduler.config.block_size:
                 raise AssertionError(f"request {sequence.order}: a block without a token")
+    if hasattr(pool, "check_slots"):
+        pool.check_slots([one.table for one in scheduler if one.table is not None])
     if cache is not None:
         cache.check()
         holders.update(cache.block_ids())

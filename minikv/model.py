@@ -68,6 +68,61 @@ class Layer:
     down: Op  # intermediate -> hidden
 
 
+class Unread:
+    """The weights of a checkpoint that no part of the model has taken yet."""
+
+    def __init__(
+        self, config: ModelConfig, state: Weights, device: torch.device, dtype: torch.dtype
+    ):
+        self.config, self.device, self.dtype = config, device, dtype
+        self.left, self.total = dict(state), len(state)
+        on_cpu = device.type == "cpu" and dtype == torch.float32
+        self.make_norm = FastRMSNorm if on_cpu else RMSNorm
+        self.make_linear = FastLinear if on_cpu and FastLinear.is_available() else Linear
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        if name not in self.left:
+            raise CheckpointError(f"weights: {name} is missing")
+        tensor = self.left.pop(name)
+        if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != shape:
+            found = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else tensor
+            raise CheckpointError(f"weights: {name} is {found}, config.json says {shape}")
+        return tensor.to(self.device, self.dtype)
+
+    def norm(self, name: str, size: int) -> Op:
+        weight = self.take(name, size).float() + self.config.norm_offset
+        return self.make_norm(weight, self.config.rms_norm_eps)
+
+    def linear(self, prefix: str, outputs: dict[str, int], inputs: int, has_bias: bool) -> Op:
+        """One product from the weights `prefix` with each name in it, in a row."""
+        names = [(prefix.format(name), rows) for name, rows in outputs.items()]
+        weight = torch.cat([self.take(name + "weight", rows, inputs) for name, rows in names])
+        if not has_bias:
+            return self.make_linear(weight)
+        bias = torch.cat([self.take(name + "bias", rows) for name, rows in names])
+        return self.make_linear(weight, bias)
+
+    def mlp(self, at: str) -> dict[str, Op]:
+        """What every layer has behind its first half."""
+        c, name = self.config, at + "mlp.{}_proj."
+        sizes = {"gate": c.intermediate_size, "up": c.intermediate_size}
+        return dict(
+            norm_2=self.norm(at + "post_attention_layernorm.weight", c.hidden_size),
+            gate_up=self.linear(name, sizes, c.hidden_size, c.mlp_bias),
+            down=self.linear(name, {"down": c.hidden_size}, c.intermediate_size, c.mlp_bias),
+        )
+
+    def require_none(self) -> None:
+        """Raises CheckpointError if there is more than the model has parts for."""
+        # Old checkpoints have a table of angles, which is computed here.
+        if unread := [name for name in self.left if "rotary_emb.inv_freq" not in name]:
+            raise CheckpointError(
+                f"weights: {len(unread)} of {self.total} tensors are for something that the engine "
+                f"or config.json does not know, such as {min(unread)}: quantised weights, biases, "
+                "more layers; the model would not be the one that was trained"
+            )
+
+
 class Transformer:
     """Llama and its kin (see `minikv.checkpoint`), for inference only."""
 
@@ -77,69 +132,32 @@ class Transformer:
         """Raises CheckpointError if a tensor is missing, has another shape than `config` says, or
         is for something that `config` does not have."""
         self.config, self.device, self.dtype = config, device, dtype
-        c = config
-        on_cpu = device.type == "cpu" and dtype == torch.float32
-        make_norm = FastRMSNorm if on_cpu else RMSNorm
-        make_linear = FastLinear if on_cpu and FastLinear.is_available() else Linear
-
-        left = dict(state)  # which nobody has taken
-
-        def take(name: str, *shape: int) -> torch.Tensor:
-            if name not in left:
-                raise CheckpointError(f"weights: {name} is missing")
-            tensor = left.pop(name)
-            if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != shape:
-                found = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else tensor
-                raise CheckpointError(f"weights: {name} is {found}, config.json says {shape}")
-            return tensor.to(device, dtype)
-
-        def norm(name: str, size: int) -> Op:
-            return make_norm(take(name, size), c.rms_norm_eps)
-
-        def linear(prefix: str, outputs: dict[str, int], inputs: int, has_bias: bool) -> Op:
-            names = [(prefix.format(name), rows) for name, rows in outputs.items()]
-            weight = torch.cat([take(name + "weight", rows, inputs) for name, rows in names])
-            if not has_bias:
-                return make_linear(weight)
-            bias = torch.cat([take(name + "bias", rows) for name, rows in names])
-            return make_linear(weight, bias)
-
-        heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        qkv, out = {"q": heads, "k": kv_heads, "v": kv_heads}, {"o": c.hidden_size}
-        gate_up = {"gate": c.intermediate_size, "up": c.intermediate_size}
-        down = {"down": c.hidden_size}
-        self.embedding = take("model.embed_tokens.weight", c.vocab_size, c.hidden_size)
-        self.layers = []
-        for i in range(c.num_layers):
-            at = f"model.layers.{i}."
-            attn, mlp = at + "self_attn.{}_proj.", at + "mlp.{}_proj."
-            q_norm, k_norm = (at + f"self_attn.{name}_norm.weight" for name in "qk")
-            self.layers.append(
-                Layer(
-                    norm_1=norm(at + "input_layernorm.weight", c.hidden_size),
-                    qkv=linear(attn, qkv, c.hidden_size, c.attention_bias),
-                    q_norm=norm(q_norm, c.head_dim) if c.qk_norm else None,
-                    k_norm=norm(k_norm, c.head_dim) if c.qk_norm else None,
-                    out=linear(attn, out, heads, c.output_bias),
-                    norm_2=norm(at + "post_attention_layernorm.weight", c.hidden_size),
-                    gate_up=linear(mlp, gate_up, c.hidden_size, c.mlp_bias),
-                    down=linear(mlp, down, c.intermediate_size, c.mlp_bias),
-                )
-            )
-        self.norm = norm("model.norm.weight", c.hidden_size)
+        c, left = config, Unread(config, state, device, dtype)
+        self.embedding = left.take("model.embed_tokens.weight", c.vocab_size, c.hidden_size)
+        self.layers = [self.make_layer(left, f"model.layers.{i}.", i) for i in range(c.num_layers)]
+        self.norm = left.norm("model.norm.weight", c.hidden_size)
         head = self.embedding
         if not c.tie_embeddings or "lm_head.weight" in state:  # there: it counts, tied or not
-            head = take("lm_head.weight", c.vocab_size, c.hidden_size)
-        self.head = make_linear(head)
-        # Old checkpoints have a table of angles, which is computed here.
-        if unread := [name for name in left if "rotary_emb.inv_freq" not in name]:
-            raise CheckpointError(
-                f"weights: {len(unread)} of {len(state)} tensors are for something that the engine "
-                f"or config.json does not know, such as {min(unread)}: quantised weights, biases, "
-                "more layers; the model would not be the one that was trained"
-            )
+            head = left.take("lm_head.weight", c.vocab_size, c.hidden_size)
+        self.head = left.make_linear(head)
+        left.require_none()
         self.rope_table = rope_table(c).to(device, dtype)  # (P, 2, D)
         self.project, self.mix = project, mix  # `minikv.gpu` replaces them by compiled ones
+
+    def make_layer(self, left: Unread, at: str, i: int) -> Layer:
+        """Layer `i`, whose weights' names begin with `at`."""
+        c = self.config
+        heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        attn, qkv = at + "self_attn.{}_proj.", {"q": heads, "k": kv_heads, "v": kv_heads}
+        q_norm, k_norm = (at + f"self_attn.{name}_norm.weight" for name in "qk")
+        return Layer(
+            norm_1=left.norm(at + "input_layernorm.weight", c.hidden_size),
+            qkv=left.linear(attn, qkv, c.hidden_size, c.attention_bias),
+            q_norm=left.norm(q_norm, c.head_dim) if c.qk_norm else None,
+            k_norm=left.norm(k_norm, c.head_dim) if c.qk_norm else None,
+            out=left.linear(attn, {"o": c.hidden_size}, heads, c.output_bias),
+            **left.mlp(at),
+        )
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend

@@ -1,5 +1,6 @@
 """How tests are run: in which order, by how many processes, with how many threads."""
 
+import ctypes
 import gc
 import os
 import re
@@ -124,10 +125,12 @@ after_collection = 0
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item):
     """Engines and servers are circles of objects: they stay until garbage is looked for, which is
-    seldom (`quick/sitecustomize.py`). Not so seldom that a worker has hundreds of engines."""
+    seldom (`quick/sitecustomize.py`). Not so seldom that a worker has hundreds of engines. Small
+    pieces of memory that are free then are the system's again only if glibc is asked."""
     global after_collection
-    if own_memory() > after_collection + 100:
+    if own_memory() > after_collection + 60:
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
         after_collection = own_memory()
 
 
@@ -138,7 +141,8 @@ def pytest_collection_finish(session):
 
 
 def pytest_configure(config):
-    config.pluginmanager.register(Kernels(fork=not config.getoption("chapter")))
+    has_ray = config.option.markexpr != "not thorough"
+    config.pluginmanager.register(Kernels(fork=not config.getoption("chapter"), ray=has_ray))
     config.pluginmanager.import_plugin("skipped")
     if config.getoption("dist", "no") == "no":  # a process that only deals out tests needs no model
         config.pluginmanager.import_plugin("models")

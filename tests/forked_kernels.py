@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import runpy
 import sys
+from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
 from threading import Thread
@@ -26,8 +27,8 @@ STARTED = "09_cpu_kernels.ipynb"
 class Kernels:
     """A plugin of pytest: hooks of a conftest are not called for what lies elsewhere."""
 
-    def __init__(self, fork: bool):
-        self.fork = fork and sys.platform == "linux"
+    def __init__(self, fork: bool, ray: bool):
+        self.fork, self.ray = fork and sys.platform == "linux", ray
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item):
@@ -36,7 +37,7 @@ class Kernels:
                 patch.delenv("OMP_NUM_THREADS", raising=False)
             elif item.path.suffix == ".ipynb" and self.fork:
                 where = "jupyter_client.provisioning.local_provisioner.launch_kernel"
-                patch.setattr(where, Forked)
+                patch.setattr(where, partial(Forked, ray=self.ray))
             return (yield)
 
 
@@ -45,7 +46,7 @@ class Forked:
 
     stdin = stdout = stderr = None
 
-    def __init__(self, command: list[str], *, env: dict, cwd: str, **_):
+    def __init__(self, command: list[str], *, env: dict, cwd: str, ray: bool, **_):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
             patch.setenv(
@@ -55,7 +56,7 @@ class Forked:
             forkserver.ensure_running()
         context = multiprocessing.get_context("forkserver")
         here, there = context.Pipe()
-        self._process = context.Process(target=become, args=(command, env, cwd, there))
+        self._process = context.Process(target=become, args=(command, env, cwd, ray, there))
         self._process.start()
         there.close()
         here.recv()  # it leads a group of its own, which signals are sent to
@@ -72,8 +73,9 @@ class Forked:
         os.kill(self.pid, number)
 
 
-def become(command: list[str], env: dict, cwd: str, ready) -> None:
-    """Be what this command would start, a module of Python's."""
+def become(command: list[str], env: dict, cwd: str, ray: bool, ready) -> None:
+    """Be what this command would start, a module of Python's; without `ray` where Ray is not
+    installed: its processes take half a minute to start, and 2 GB."""
     import preloaded
 
     os.setsid()
@@ -86,6 +88,8 @@ def become(command: list[str], env: dict, cwd: str, ready) -> None:
     os.environ.update(env)
     os.chdir(cwd)
     sys.path[:] = preloaded.PATH
+    if not ray:
+        sys.modules["ray"] = None
     Thread(target=_end_with_parent, daemon=True).start()
     module = command[command.index("-m") + 1 :]
     sys.argv = module

@@ -8,9 +8,9 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-from minikv.course.exercises.manifest import Chapter, Exercise, chapters
-from minikv.course.exercises.mistakes import Mistake, mistakes_of, reference_sources
-from minikv.course.exercises.skeletons import fill, skeleton
+from minikv.course.exercise_data.manifest import Chapter, Exercise, chapters
+from minikv.course.exercise_data.mistakes import Mistake, mistakes_of, reference_sources
+from minikv.course.exercise_data.skeletons import fill, skeleton
 
 
 def runs_here(chapter: Chapter) -> bool:
@@ -74,8 +74,8 @@ def all_mistakes() -> list[tuple[Exercise, Mistake]]:
 
 def is_representative(exercise: Exercise, mistake: Mistake | None = None) -> bool:
     """Whether `make test` tries it, or `make test-all` and `make test CHAPTER=` alone: of a chapter
-    the first exercise of each kind, and of that the first mistake in each part."""
-    if exercise is not next(e for e in exercise.chapter.exercises if e.kind == exercise.kind):
+    the first exercise, and of that the first mistake in each part."""
+    if exercise is not exercise.chapter.exercises[0]:
         return False
     known = mistakes_of(exercise)
     return mistake is None or mistake == next(

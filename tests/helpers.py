@@ -38,6 +38,20 @@ ARCHITECTURES = {
     ),
     "qwen3": ("Qwen3", {"head_dim": 32}),
 }
+HYBRID = {  # layers that keep a state beside those that attend
+    "qwen3.5": (
+        "Qwen3_5",
+        {
+            "head_dim": 32,
+            "rope_parameters": ROPE | {"partial_rotary_factor": 0.25},
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 8,
+        },
+    ),
+}
 WINDOW, FULL = "sliding_attention", "full_attention"
 ALTERNATING = {  # layers that see different lengths, in the patterns of models on the hub
     "like-gemma3": (
@@ -73,20 +87,23 @@ def make_model(name: str, seed: int = 0, **overrides):
     """
     import transformers
 
-    family, differences = (ARCHITECTURES | ALTERNATING)[name]
+    family, differences = (ARCHITECTURES | HYBRID | ALTERNATING)[name]
     sizes = dict(
         vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
         initializer_range=0.2, tie_word_embeddings=False, rope_parameters=ROPE,
         bos_token_id=None, eos_token_id=None, pad_token_id=None,
     )  # fmt: skip
-    config = getattr(transformers, f"{family}Config")(**sizes | differences | overrides)
+    make_config = getattr(transformers, f"{family}TextConfig", None)  # of a model with pictures
+    make_config = make_config or getattr(transformers, f"{family}Config")
+    config = make_config(**sizes | differences | overrides)
     torch.manual_seed(seed)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for parameter_name, parameter in model.named_parameters():
         if parameter.dim() == 1:
             with torch.no_grad():
                 low = -0.4 if parameter_name.endswith("bias") else 0.5
+                low = -3.0 if parameter_name.endswith("A_log") else low  # or it forgets at once
                 parameter.uniform_(low, low + 0.8)
     return model
 
@@ -425,7 +442,8 @@ class InterruptedAttention(CarefulAttention):
 def careful_engine(lm, config: EngineConfig, **parts) -> Engine:
     """An engine whose every write is looked at, and whose attention can be interrupted."""
     engine = Engine(lm, config, attention=InterruptedAttention, **parts)
-    engine.attention.engine = engine
+    own = getattr(engine.attention, "inner", engine.attention)  # of the layers that attend
+    own.engine = engine
     return engine
 
 

@@ -20,6 +20,7 @@ from minikv.checkpoint.tokenizer import read_tokenizer
 from minikv.errors import CheckpointError, require_one_of
 from minikv.language_model import LanguageModel
 from minikv.model import Transformer
+from minikv.states import HybridTransformer
 
 MODELS = Path(__file__).parents[1] / "models"
 BUNDLED = {name: MODELS / name for name in ("tinypy", "tinypy-hybrid")}
@@ -35,7 +36,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def load(
     name_or_path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> LanguageModel:
-    """Load a Llama, Mistral, Ministral, Cwm, Qwen2 or Qwen3 checkpoint.
+    """Load a Llama, Mistral, Ministral, Cwm, Qwen2, Qwen3 or Qwen3.5 (text) checkpoint.
 
     `name_or_path`: "tinypy" or "tinypy-hybrid" (bundled), a local folder, or a Hugging Face hub id
     (downloaded once, then cached). `dtype`: float32, float16 or bfloat16.
@@ -55,7 +56,8 @@ def load(
         end = tokenizer.token_to_id(read_special_tokens(home).get("eos_token", ""))
         ends = dict.fromkeys((*config.eos_ids, *(() if end is None else (end,))))
         config = replace(config, eos_ids=tuple(ends))
-    transformer = Transformer(config, read_weights(folder), device, dtype)
+    make = HybridTransformer if config.keeps_states else Transformer
+    transformer = make(config, read_weights(folder), device, dtype)
     return LanguageModel(str(name_or_path), transformer, tokenizer)
 
 

@@ -1,10 +1,13 @@
-"""config.json, as each of six architectures writes it, to a ModelConfig."""
+"""config.json, as each of seven architectures writes it, to a ModelConfig."""
 
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from minikv.checkpoint.files import read_json
 from minikv.config import ModelConfig
 from minikv.errors import CheckpointError, require_bool, require_int, require_number, require_one_of
+from minikv.states import HybridConfig
 
 LARGEST = 2**20  # of any size in config.json: a larger one is a mistake, or not for this engine
 
@@ -27,6 +30,11 @@ CWM = {
         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
     },
 }  # fmt: skip
+QWEN3_5 = {
+    "max_position_embeddings": 32_768, "num_key_value_heads": 4, "head_dim": 256,
+    "partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+}  # fmt: skip
 ARCHITECTURES = {  # what is supported, each with its defaults
     "LlamaForCausalLM": DEFAULTS,
     "MistralForCausalLM": DEFAULTS | MISTRAL,
@@ -34,6 +42,7 @@ ARCHITECTURES = {  # what is supported, each with its defaults
     "CwmForCausalLM": DEFAULTS | CWM,
     "Qwen2ForCausalLM": DEFAULTS | QWEN,
     "Qwen3ForCausalLM": DEFAULTS | QWEN | {"head_dim": 128},
+    "Qwen3_5ForCausalLM": DEFAULTS | QWEN3_5,
 }
 GEMMA = (
     "norms behind attention and MLP (post_feedforward_layernorm), scaled embeddings, and "
@@ -46,6 +55,19 @@ REFUSED = {  # well known, with layers that alternate: what the engine does not 
     "GptOssForCausalLM": "a learned sink for each head (self_attn.sinks), and a mixture of experts "
     "(num_local_experts)",
 }
+MAMBA = "Mamba layers, whose states follow another rule"
+EXPERTS = "a mixture of experts (num_experts)"
+REFUSED |= {  # hybrids: layers that keep a state, and what else they have
+    "Qwen3_5ForConditionalGeneration": "pictures (vision_config)",
+    "Qwen3_5MoeForCausalLM": EXPERTS,
+    "Qwen3NextForCausalLM": f"{EXPERTS}, and one product for queries, keys, values and gates",
+    "KimiLinearForCausalLM": f"{EXPERTS}, and a gate for each channel (linear_attn_config)",
+    "OlmoHybridForCausalLM": "a convolution for each of queries, keys and values",
+    "GraniteMoeHybridForCausalLM": MAMBA, "NemotronHForCausalLM": MAMBA,
+    "BambaForCausalLM": MAMBA, "JambaForCausalLM": MAMBA, "FalconH1ForCausalLM": MAMBA,
+    "MiniMaxForCausalLM": f"{EXPERTS}, and linear layers without a delta rule",
+    "Lfm2ForCausalLM": "layers that are only short convolutions (conv_L_cache)",
+}  # fmt: skip
 QUANTISED = ("quantization_config", "compression_config", "quantization")
 REQUIRED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -110,9 +132,12 @@ def _model_config(raw: dict) -> ModelConfig:
     eos = raw["eos_token_id"]
     eos = eos if isinstance(eos, list) else [] if eos is None else [eos]
     eps = require_number("rms_norm_eps", raw["rms_norm_eps"], " from 0 to 1", lambda x: 0 <= x <= 1)
-    theta, scaling = _rope(raw)
+    hybrid = architecture.startswith("Qwen3_5")
+    theta, scaling, factor = _rope(raw)
+    if factor != 1 and not hybrid:
+        raise ValueError("partial_rotary_factor: RoPE on a part of the channels is not supported")
     qwen2, bias = architecture.startswith("Qwen2"), flag("attention_bias")
-    return ModelConfig(
+    config = ModelConfig(
         vocab_size=size("vocab_size"), hidden_size=hidden,
         intermediate_size=size("intermediate_size"), num_layers=size("num_hidden_layers"),
         num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim,
@@ -123,10 +148,50 @@ def _model_config(raw: dict) -> ModelConfig:
         windows=_windows(architecture, size("num_hidden_layers"), raw, flag("use_sliding_window")),
         eos_ids=tuple(require_int("eos_token_id", token_id) for token_id in eos),
     )  # fmt: skip
+    return _hybrid(config, raw, factor) if hybrid else config
 
 
-def _rope(raw: dict) -> tuple[float, dict | None]:
-    """RoPE's theta, and its scaling with all that it needs; None for none."""
+def _hybrid(config: ModelConfig, raw: dict, factor: float) -> HybridConfig:
+    """The same, with what it says of linear layers; RoPE turns a `factor` of a head's channels."""
+
+    def size(key: str) -> int:
+        return require_int(key, raw["linear_" + key], 1, LARGEST)
+
+    if config.attention_bias:
+        raise ValueError("attention_bias: not supported in a model with linear layers, was True")
+    count, kinds = config.num_layers, {"linear_attention": True, "full_attention": False}
+    every = require_int("full_attention_interval", raw.get("full_attention_interval", 4), 1)
+    types = raw["layer_types"]
+    if types is None:
+        types = [list(kinds)[(i + 1) % every == 0] for i in range(count)]
+    types = _types(types, count)
+    is_linear = tuple(kinds[require_one_of("layer_types", kind, kinds)] for kind in types)
+    if all(is_linear) or not any(is_linear):
+        raise ValueError(f"layer_types: needs layers of both kinds, {list(kinds)}, was {types!r}")
+    rotary_dim = int(config.head_dim * factor)
+    if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > config.head_dim:
+        raise ValueError(
+            f"partial_rotary_factor: must leave an even number of a head's {config.head_dim} "
+            f"channels to RoPE, was {factor}"
+        )
+    key_heads, value_heads = size("num_key_heads"), size("num_value_heads")
+    if value_heads % key_heads:
+        raise ValueError(
+            f"linear_num_value_heads: must be a multiple of the {key_heads} key heads, was "
+            f"{value_heads}"
+        )
+    plain = {field.name: getattr(config, field.name) for field in fields(config)}
+    plain |= dict(windows=(None,) * is_linear.count(False), qk_norm=True)
+    return HybridConfig(
+        **plain, is_linear=is_linear, key_heads=key_heads, value_heads=value_heads,
+        key_dim=size("key_head_dim"), value_dim=size("value_head_dim"),
+        width=require_int("linear_conv_kernel_dim", raw["linear_conv_kernel_dim"], 2, LARGEST),
+        rotary_dim=rotary_dim,
+    )  # fmt: skip
+
+
+def _rope(raw: dict) -> tuple[float, dict | None, float]:
+    """RoPE's theta; its scaling with all that it needs, None for none; its share of channels."""
     # transformers 5 writes one dict; earlier versions wrote theta and scaling apart.
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(rope, dict):
@@ -138,15 +203,15 @@ def _rope(raw: dict) -> tuple[float, dict | None]:
     rope = {"rope_theta": raw.get("rope_theta", 10_000.0), "type": "default"} | rope
     kind = rope.get("rope_type", rope["type"])
     require_one_of("rope_type", kind, ROPE_KEYS)
-    if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1)) != 1:
-        raise ValueError("partial_rotary_factor: RoPE on a part of the channels is not supported")
+    part = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1))
+    part = require_number("partial_rotary_factor", part, " from 0 to 1", lambda x: 0 < x <= 1)
     _require_keys(rope, ROPE_KEYS[kind])
     wanted = ("rope_theta", *ROPE_KEYS[kind])
     rope = {key: require_number(key, rope[key], " above 0", lambda x: x > 0) for key in wanted}
     if kind == "llama3" and rope["high_freq_factor"] <= rope["low_freq_factor"]:
         raise ValueError(f"high_freq_factor: must be above low_freq_factor, was {rope!r}")
     theta = rope.pop("rope_theta")
-    return theta, {"rope_type": kind, **rope} if rope else None
+    return theta, {"rope_type": kind, **rope} if rope else None, part
 
 
 def _require_keys(raw: dict, keys: tuple[str, ...]) -> None:
@@ -172,6 +237,11 @@ def _windows(
         first = require_int("max_window_layers", raw["max_window_layers"], 0)
         return tuple(size if layer >= first else None for layer in range(num_layers))
     kinds = {"sliding_attention": size, "full_attention": None}
+    types = _types(types, num_layers)
+    return tuple(kinds[require_one_of("layer_types", kind, kinds)] for kind in types)
+
+
+def _types(types: Any, num_layers: int) -> list:
     if not isinstance(types, list) or len(types) != num_layers:
         raise ValueError(f"layer_types: must be a list of {num_layers} types, was {types!r}")
-    return tuple(kinds[require_one_of("layer_types", kind, kinds)] for kind in types)
+    return types

@@ -34,9 +34,8 @@ GROUPS = {
     "The engine": {
         "generate": ("generate", "continue a prompt, printing it as it comes"),
         "serve": ("serve", "engines behind an address, for OpenAI's clients"),
-        "serve-cluster": ("serve:cluster", "an older name of serve --replicas 2"),
         "bench": ("bench", "measure the engine, and others beside it"),
-        "train": ("maker.train", "train the bundled model again"),
+        "train": ("authoring.train", "train the bundled model again"),
     },
 }
 COMMANDS = {name: told for group in GROUPS.values() for name, told in group.items()}

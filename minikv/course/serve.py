@@ -14,8 +14,7 @@ much to do. A worker that dies is replaced, and its requests are computed by
 others. With `--prefill 1 --decode 3`, one worker computes prompts and three
 continue them, so that no answer waits for another one's prompt. With
 `--address`, the workers are placed on the machines of a Ray cluster. With
-`--store`, each finds what the others have computed. `serve-cluster` is an older
-name, for `serve --replicas 2`; its `--workers` is `--replicas`.
+`--store`, each finds what the others have computed.
 """
 
 import argparse
@@ -27,7 +26,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from ipaddress import ip_address
-from types import SimpleNamespace
 
 import minikv
 from minikv.cluster.actors import ray_workers
@@ -87,13 +85,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-requests", type=positive, help="at a time, of workers (default: 64 for each)"
     )
-    parser.set_defaults(usual=(1, 1))
-
-
-def _add_older_arguments(parser: argparse.ArgumentParser) -> None:
-    add_arguments(parser)
-    parser.add_argument("--workers", dest="replicas", type=from_to, help=argparse.SUPPRESS)
-    parser.set_defaults(usual=(2, 2))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -131,9 +122,6 @@ def run(args: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 2
     return 0
-
-
-cluster = SimpleNamespace(add_arguments=_add_older_arguments, run=run)  # `serve-cluster`
 
 
 @contextmanager
@@ -182,7 +170,7 @@ def numbers_of(args: argparse.Namespace) -> tuple[int, int, int]:
     """(engines at first, at most, of which so many only compute prompts). Raises ValueError for
     options that do not go together."""
     if args.prefill is None and args.decode is None:
-        return *(args.replicas or args.usual), 0
+        return *(args.replicas or (1, 1)), 0
     if args.prefill is None or args.decode is None:
         raise ValueError("--prefill and --decode: give both, or neither")
     if args.replicas is not None:
@@ -194,8 +182,7 @@ def numbers_of(args: argparse.Namespace) -> tuple[int, int, int]:
 def keys_of(args: argparse.Namespace) -> tuple[list[str], bool]:
     """The keys that let clients in, and whether one was made up. Raises ValueError for one that a
     client could show without knowing it."""
-    # The second is what `serve-cluster` had.
-    from_environment = os.environ.get("MINIKV_API_KEY") or os.environ.get("MINIKV_TOKEN")
+    from_environment = os.environ.get("MINIKV_API_KEY")
     keys = args.api_key or ([from_environment] if from_environment else [])
     if not all(key.strip() for key in keys):
         raise ValueError("--api-key: is empty; leave it out, and one is made up where it is needed")

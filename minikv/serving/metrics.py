@@ -54,6 +54,14 @@ SPECULATION = {  # name: (help, what of a `Speculation`)
     "spec_decode_num_draft_tokens": ("Drafted tokens", "drafts"),
     "spec_decode_num_accepted_tokens": ("Of those, accepted", "accepted"),
 }
+STATES = {  # name: (help, what of the `Counts` of a model with layers that keep a state)
+    "state_copies_used": ("Sequences that began with the copy of a state", "used"),
+    "state_copies_made": ("Copies of states that were made", "made"),
+    "state_recomputed_tokens": (
+        "Tokens cached, but with no state behind them",
+        "recomputed_tokens",
+    ),
+}
 
 
 class Metrics(Collector):
@@ -132,12 +140,13 @@ class Metrics(Collector):
             for engine, one in stats:
                 counter.add_metric([self._model, engine], value(one))
             yield counter
-        for name, (text, field) in SPECULATION.items():
-            counter = CounterMetricFamily(f"vllm:{name}", text, labels=labels)
-            for engine, one in stats:
-                if one.speculation is not None:
-                    counter.add_metric([self._model, engine], getattr(one.speculation, field))
-            yield counter
+        for part, names in (("speculation", SPECULATION), ("states", STATES)):
+            for name, (text, field) in names.items():
+                counter = CounterMetricFamily(f"vllm:{name}", text, labels=labels)
+                for engine, one in stats:
+                    if (counts := getattr(one, part)) is not None:
+                        counter.add_metric([self._model, engine], getattr(counts, field))
+                yield counter
 
     def _counter(self, name: str, text: str, *labels: str):
         names = ("model_name", "engine", *labels)

@@ -73,6 +73,7 @@ def save_session(
     what cannot be saved. If anything fails, an earlier file is still there.
     """
     require_one_of("kv_dtype", kv_dtype, ("auto", "int8", "int4"))
+    require_all_in_blocks(engine)
     if kv_dtype != "auto" and engine.config.kv_dtype != "auto":
         raise ValueError(
             f"kv_dtype: K and V are {engine.config.kv_dtype} already; save them as they are"
@@ -102,6 +103,15 @@ def save_session(
     return Saved(len(token_ids), num_blocks, write_file(path, tensors, header), *errors)
 
 
+def require_all_in_blocks(engine: Engine) -> None:
+    """Raises ValueError unless K and V are all that a model keeps of a text."""
+    if engine.lm.config.keeps_states:
+        raise ValueError(
+            f"session: a file has no place for states, and {engine.lm.name} has layers with one; "
+            "send the text again"
+        )
+
+
 def load_session(engine: Engine, path: str | os.PathLike, cache_salt: Hashable = None) -> list[int]:
     """Put a session's K and V into the prefix cache, under this salt; returns its tokens.
 
@@ -109,6 +119,7 @@ def load_session(engine: Engine, path: str | os.PathLike, cache_salt: Hashable =
     differs, for a file that does not belong to this engine's model and store, or is damaged;
     OutOfBlocks if the pool has no room. After an error nothing has changed.
     """
+    require_all_in_blocks(engine)
     if engine.cache is None:
         raise ValueError("prefix_cache: must be True, because a session is loaded into it")
     header, tensors = read_file(path)

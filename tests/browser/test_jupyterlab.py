@@ -25,7 +25,7 @@ import pytest
 from thorough import thorough_after
 from waiting import PATIENCE, until
 
-from minikv.course.exercises.manifest import chapter_of
+from minikv.course.exercise_data.manifest import chapter_of
 
 ROOT = Path(__file__).parents[2]
 # The one whose page is opened.
@@ -51,10 +51,13 @@ MISSING = [
     for name, found in (("Chromium", CHROMIUM), ("playwright", find_spec("playwright")))
     if found is None
 ]
-pytestmark = pytest.mark.skipif(
-    bool(MISSING),
-    reason=f"JupyterLab was not tried in a browser: {' and '.join(MISSING)} not installed",
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        bool(MISSING),
+        reason=f"JupyterLab was not tried in a browser: {' and '.join(MISSING)} not installed",
+    ),
+]
 
 SELECT = """cells => {
     const notebook = jupyterapp.shell.currentWidget.content;
@@ -366,7 +369,7 @@ def test_every_player_moves_its_picture(page, screenshots, theme, number):
     page.screenshot(path=screenshots / f"player_{number}_{theme.lower()}.png")
 
 
-@pytest.mark.parametrize("theme", ["Dark", "Light"])
+@pytest.mark.parametrize("theme", thorough_after(1, ["Dark", "Light"]))
 def test_the_report_and_the_ladder_can_be_read(page, screenshots, theme):
     in_theme(page, theme)
     report = check_cell(page).locator(".jp-OutputArea-output").first
@@ -398,6 +401,7 @@ def test_a_hint_opens_under_the_report_and_folds_again(page, screenshots):
     cell.get_by_role("button", name="Reset", exact=True).wait_for()
 
 
+@pytest.mark.thorough
 def test_a_narrow_page_does_not_scroll_sideways(page, screenshots):
     at = place(opened()[0], "ladder(")
     page.set_viewport_size({"width": 880, "height": 1000})

@@ -124,6 +124,7 @@ def test_two_tabs_that_share_a_prompt_show_blocks_being_shared(tinypy, open_page
     tabs[0].wait_for_function("/gone/.test(document.querySelector('#state').textContent)")
 
 
+@pytest.mark.thorough
 def test_evicted_blocks_are_marked_for_a_while(tinypy, open_page):
     config = EngineConfig(num_blocks=12, attention="torch")
     with server(
@@ -158,6 +159,7 @@ def test_it_fits_and_can_be_read(tinypy, open_page, scheme, width):
         assert (light > 600 > 300 > dark) if scheme == "light" else (dark > 600 > 300 > light)
 
 
+@pytest.mark.thorough
 def test_a_server_with_keys_asks_for_one(tinypy, open_page):
     with server(tinypy.lm) as at:
         page = open_page(at.url, state="this server asks for a key")

@@ -35,13 +35,13 @@ from minikv.cluster.front import ATTEMPTS, CROWD, Busy, Front, RequestFailed
 from minikv.cluster.local_server import local_server
 from minikv.cluster.ray_cluster import connected
 from minikv.cluster.routing import EVERY_POLICY, ByPrefix, LeastLoaded, RoundRobin
-from minikv.cluster.simulate import Costs
-from minikv.cluster.worker import EngineWorker, Job
+from minikv.cluster.simulate import StepSeconds
+from minikv.cluster.worker import EngineWorker, WorkerJob
 from minikv.course import serve
 from minikv.course.bench import cluster as bench_cluster
 from minikv.course.bench import cluster_real
 from minikv.course.commands import main
-from minikv.course.serve import add_arguments, cluster, from_to, numbers_of
+from minikv.course.serve import add_arguments, from_to, numbers_of
 from minikv.serving import app
 from minikv.serving import server as server_module
 from minikv.serving.server import served
@@ -88,6 +88,7 @@ def test_a_salt_that_cannot_be_sent_is_refused(tinypy, salt):
             assert len(tokens(front.submit([1, 2, 3], SamplingParams(2, cache_salt=good)))) > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", thorough_after(1, range(3)))
 def test_tokens_are_those_of_one_engine_though_workers_die(tinypy, seed):
     """At random moments, with requests that are cancelled at random. Nothing is left anywhere."""
@@ -177,6 +178,7 @@ def test_workers_are_started_when_requests_pile_up(tinypy):
         assert front.lanes[3].pid is None and front.num_lost == 0
 
 
+@pytest.mark.thorough
 def test_workers_that_were_added_are_ended_when_idle_and_started_again(tinypy):
     prompts, params = prompts_of(tinypy.lm, 2 * CROWD + 1), params_of(2 * CROWD + 1)
     expected = one_engine(tinypy.lm, prompts, params)
@@ -220,16 +222,13 @@ def test_numbers_of_workers_are_read():
 
 
 def test_workers_of_two_kinds_are_given_together(capsys):
-    for arguments_of, options, numbers in (
-        (add_arguments, [], (1, 1, 0)),
-        (add_arguments, ["--replicas", "1:4"], (1, 4, 0)),
-        (add_arguments, ["--prefill", "1", "--decode", "3"], (4, 4, 1)),
-        (cluster.add_arguments, [], (2, 2, 0)),
-        (cluster.add_arguments, ["--workers", "1:4"], (1, 4, 0)),
-        (cluster.add_arguments, ["--prefill", "1", "--decode", "3"], (4, 4, 1)),
+    for options, numbers in (
+        ([], (1, 1, 0)),
+        (["--replicas", "1:4"], (1, 4, 0)),
+        (["--prefill", "1", "--decode", "3"], (4, 4, 1)),
     ):
         parser = ArgumentParser()
-        arguments_of(parser)
+        add_arguments(parser)
         assert numbers_of(parser.parse_args(options)) == numbers
     for wrong, says in (
         (["--prefill", "1"], "--prefill and --decode"),
@@ -307,14 +306,17 @@ class Faulty(Fragile):
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        RuntimeError("a secret"),
-        KeyError(1),
-        MemoryError(),
-        SystemExit(1),
-        KeyboardInterrupt(),
-        "no work",
-    ],
+    thorough_after(
+        2,
+        [
+            RuntimeError("a secret"),
+            KeyboardInterrupt(),
+            KeyError(1),
+            MemoryError(),
+            SystemExit(1),
+            "no work",
+        ],
+    ),
     ids=repr,
 )
 def test_a_call_that_fails_ends_its_requests_and_no_others(tinypy, caplog, fault):
@@ -376,14 +378,14 @@ def test_a_request_that_cannot_be_placed_is_not_counted(tinypy):
         assert front.num_requests == 0 and front.router.loads == [0]
 
 
-@pytest.mark.parametrize("host_blocks", [0, 24])
+@pytest.mark.parametrize("host_blocks", thorough_after(1, [24, 0]))
 def test_a_router_is_told_what_workers_hold(tinypy, host_blocks):
     """What was told, stored less removed, is what the device and the tiers below it hold."""
     config = EngineConfig(num_blocks=24, max_num_seqs=4, attention="torch", host_blocks=host_blocks)
     worker, told, num_removed = EngineWorker(tinypy.lm, config, 0.0), set(), 0
     worker.start()
     jobs = [
-        Job(i, prompt, SamplingParams(20, ignore_eos=True))
+        WorkerJob(i, prompt, SamplingParams(20, ignore_eos=True))
         for i, prompt in enumerate(prompts_of(tinypy.lm, 30))
     ]
     while jobs or worker.jobs:
@@ -478,7 +480,7 @@ def test_the_benchmark_of_real_workers(tinypy, monkeypatch, capsys):
         yield [Fragile(tinypy.lm, replace(config, attention="torch")) for _ in range(number)]
 
     monkeypatch.setattr(cluster_real, "ray_workers", here)
-    monkeypatch.setattr(bench_cluster, "measured_costs", lambda lm: Costs(1e-3, 1e-5, 1e-4))
+    monkeypatch.setattr(bench_cluster, "measured_costs", lambda lm: StepSeconds(1e-3, 1e-5, 1e-4))
     small = {"TALKS": 2, "TURNS": 2, "LOAD": 0.15, "AT_ONCE": 2, "PROMPT": 20, "OUTPUT": 4}
     for name, value in small.items():
         monkeypatch.setattr(cluster_real, name, value)
@@ -574,9 +576,7 @@ def test_health_says_whether_a_worker_can_answer(tinypy):
         assert state()[0] == 503 and at.ask(body=body).status_code == 500
 
 
-@pytest.mark.parametrize("words", [
-    ["serve", "--replicas", "2"], ["serve-cluster"], ["serve", "--prefill", "1", "--decode", "1"],
-])  # fmt: skip
+@pytest.mark.parametrize("words", [["--replicas", "2"], ["--prefill", "1", "--decode", "1"]])
 def test_the_commands_serve_workers(tinypy, monkeypatch, capsys, words):
     """On workers in this process."""
 
@@ -601,7 +601,7 @@ def test_the_commands_serve_workers(tinypy, monkeypatch, capsys, words):
     monkeypatch.setattr(serve, "ray_workers", here)
     monkeypatch.setattr(server_module, "served", asked)
     try:
-        assert main([*words, "--port", "0"]) == 0
+        assert main(["serve", *words, "--port", "0"]) == 0
     finally:
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
             signal.signal(number, handler)

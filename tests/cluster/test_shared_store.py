@@ -16,6 +16,7 @@ from helpers import meets
 from hypothesis import given
 from hypothesis import strategies as st
 from store_case import MISSING, line_to, needs_a_store
+from thorough import thorough_after
 from waiting import PATIENCE, until
 
 from minikv.cluster import local_server as local
@@ -65,6 +66,7 @@ def test_what_is_put_is_there(store):
     assert store.contains(names) == [False] + [True] * 19
 
 
+@pytest.mark.thorough
 def test_another_process_finds_it(server, store):
     [(name, entry)] = entries_of(1).items()
     store.put_many({name: entry})
@@ -139,7 +141,10 @@ def test_a_full_server_is_read_still(caplog):
 # ── When it fails ─────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("fault", ["deaf", "dribble", "delay", "cut", "garbage", "http"])
+FAULTS = ["garbage", "deaf", "dribble", "delay", "cut", "http"]
+
+
+@pytest.mark.parametrize("fault", thorough_after(1, FAULTS))
 def test_a_bad_line_is_a_miss_soon(server, fault, caplog):
     entries = entries_of(30, 20_000)
     names = list(entries)

@@ -442,6 +442,7 @@ def test_what_is_not_right_is_refused(engine_of, llama, other_lm, server, what, 
     assert store_of(third).hits == 8, "it was written again"
 
 
+@pytest.mark.thorough
 def test_a_bad_day(engine_of, server):
     """Engines short of memory, a server short of memory, and a line that does all of it in turn."""
     rng = random.Random(1)

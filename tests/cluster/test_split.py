@@ -110,7 +110,7 @@ def test_no_request_is_lost_though_workers_of_both_kinds_die(tinypy, monkeypatch
     assert_all_is_free(workers)
 
 
-@pytest.mark.parametrize("lost", ["the object", "the weights", "the room"])
+@pytest.mark.parametrize("lost", thorough_after(1, ["the object", "the weights", "the room"]))
 def test_what_cannot_be_taken_over_is_computed(tinypy, lost):
     prompts, params = long_prompts(tinypy.lm, 6), params_of(6)
     workers = [Fragile(tinypy.lm) for _ in range(2)]
@@ -160,6 +160,7 @@ def test_what_waits_is_not_evicted_by_what_comes(tinypy):
     assert stats(workers[1]).computed_tokens <= 2 + 12 * (CONFIG.block_size + 20)
 
 
+@pytest.mark.thorough
 def test_what_is_short_or_held_goes_to_a_decode_worker(tinypy):
     workers = [Fragile(tinypy.lm) for _ in range(3)]
     [prompt], params = long_prompts(tinypy.lm, 1), SamplingParams(30, ignore_eos=True)
@@ -207,6 +208,7 @@ def test_what_cannot_be_split_is_refused(tinypy):
         tokens(front.submit(prompt))
 
 
+@pytest.mark.thorough
 def test_mixed_load_is_measured_or_says_why_not(tinypy, monkeypatch):
     """On workers in this process. Every token of those that decode is timed."""
     for name, value in dict(PROMPT=100, OUTPUT=2, PAUSE=0.05, READERS=2, READ=6).items():

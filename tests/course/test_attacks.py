@@ -17,7 +17,7 @@ import pytest
 from four_ways import right, text_with
 from thorough import thorough_after
 
-from minikv.course.exercises.manifest import find
+from minikv.course.exercise_data.manifest import find
 from minikv.course.grading import grade
 from minikv.course.judge import containment, namespaces, process
 
@@ -167,6 +167,7 @@ def check(code, parts=WRONG):
     return grade._report(grade.grade_file(ONE.id, text_with(ONE, {"": code, **parts}).encode()))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("level", thorough_after(1, LEVELS), indirect=True)
 def test_what_gets_through_is_what_is_announced(level, folder):
     name, _, can = level

@@ -253,7 +253,7 @@ def test_a_table_keeps_its_lane():
     history = History(pool)
     for names in ("AB", "B", "BC"):
         history.snap(names, {name: tables[name] for name in names})
-    lanes = block_drawing.Layout(history.steps, 0.2, 16).lanes
+    lanes = block_drawing.TableLayout(history.steps, 0.2, 16).lanes
     assert lanes == [{"A": 0, "B": 1}, {"B": 1}, {"B": 1, "C": 0}]
 
 
@@ -368,6 +368,7 @@ def test_what_fills_blocks_can_be_told_apart_in_grey():
 # ── The player, and wrong input ───────────────────────────────────────────────
 
 
+@pytest.mark.thorough
 def test_every_step_can_be_looked_at():
     for history in (walk_through(), fork()):
         check_looks(history)

@@ -10,7 +10,7 @@ import pytest
 from four_ways import different
 
 import minikv
-from minikv.course.exercises.manifest import find
+from minikv.course.exercise_data.manifest import find
 
 ONE = find("04.1")
 HOME = Path("minikv/course/chapters/ch04_paged_blocks")

@@ -110,6 +110,7 @@ def test_control_c_ends_a_command_that_still_imports(tmp_path):
     assert (process.returncode, err) == (-signal.SIGINT, "")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("encoding", thorough_after(1, ["ascii", "cp1252"]))
 def test_a_terminal_without_our_characters_is_answered(encoding, tmp_path):
     """In a folder with files that are named as what torch imports."""
@@ -133,6 +134,7 @@ def test_a_terminal_without_our_characters_is_answered(encoding, tmp_path):
     assert "+ 1" in said and "-> x ?" in said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", thorough_after(1, ["progress", "--help"]))
 def test_a_pipe_that_is_closed_early_is_no_error(arguments):
     """As `| head` does."""
@@ -161,7 +163,7 @@ NOT_THERE = "transformers matplotlib packaging jupyterlab ipywidgets ipykernel n
 @pytest.mark.parametrize(
     "arguments, status, said",
     thorough_after(
-        2,
+        1,
         [
             ("generate def --max-tokens 2", 0, ["def"]),
             ("bench decode --repeats 1", 2, ['needs transformers: pip install "minikv[course]"']),

@@ -16,7 +16,7 @@ from thorough import thorough_after
 from waiting import until
 
 from minikv.course import lab
-from minikv.course.exercises.manifest import find
+from minikv.course.exercise_data.manifest import find
 from minikv.course.judge import containment, namespaces, process
 
 ONE = find("04.1")
@@ -62,6 +62,7 @@ print("started")
     assert caught.value.errno == errno.ENXIO
 
 
+@pytest.mark.thorough
 @LINUX
 def test_a_flood_of_processes_is_stopped(check):
     report = check(
@@ -91,7 +92,7 @@ def refused_one(most):
 @LINUX
 @pytest.mark.skipif(not namespaces.limits_tasks(), reason="Linux 6.14 brought this limit")
 @pytest.mark.skipif(not namespaces.allowed(), reason="no namespaces here")
-@pytest.mark.parametrize("then", [start_processes, refused_one])
+@pytest.mark.parametrize("then", thorough_after(1, [start_processes, refused_one]))
 def test_processes_that_leave_their_group_run_into_a_limit(monkeypatch, then):
     monkeypatch.setattr(namespaces, "MOST_TASKS", 310)  # Linux reserves 300
     assert namespaces.attempted(lambda: namespaces.stand_apart() and then(20))
@@ -115,9 +116,11 @@ def test_memory_is_counted_over_all_processes(check, monkeypatch):
 @LINUX
 @pytest.mark.parametrize(
     "evade",
-    ["while True:\n    pass", "if os.fork():\n    os.wait()\nwhile True:\n    pass"],
+    thorough_after(
+        1, ["while True:\n    pass", "if os.fork():\n    os.wait()\nwhile True:\n    pass"]
+    ),
     ids=["itself", "in a child"],
-)  # fmt: skip
+)
 def test_code_that_does_not_hear_of_the_processors_limit_is_stopped(check, monkeypatch, evade):
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "1")
     deaf = "import os, signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\n"
@@ -203,6 +206,7 @@ def test_a_page_that_processes_share_counts_once(monkeypatch, shared):
         ours.close()
 
 
+@pytest.mark.thorough
 @LINUX
 def test_the_starter_ends_with_a_kernel_that_is_killed(check, tmp_path):
     """So do all processes that it has started: none stays behind with a copy of torch."""

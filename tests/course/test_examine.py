@@ -9,10 +9,10 @@ import pytest
 from four_ways import EXERCISES, right, text_with
 
 from minikv.course import lab
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import chapter_of, find
-from minikv.course.exercises.mistakes import reference_sources
-from minikv.course.exercises.skeletons import body_of, definitions, fill, skeleton
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import chapter_of, find
+from minikv.course.exercise_data.mistakes import reference_sources
+from minikv.course.exercise_data.skeletons import body_of, definitions, fill, skeleton
 from minikv.course.judge import examine, process
 from minikv.course.reader import progress_file
 
@@ -83,12 +83,14 @@ def test_an_endless_loop_is_stopped_where_it_is(exercises, monkeypatch):
     assert "a loop that never ends" in words(report)
 
 
+@pytest.mark.thorough
 def test_an_endless_loop_at_import(exercises, monkeypatch):
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "2")
     write(exercises, "return 0", extra="while True:\n    pass")
     assert "stopped: used 2 s of processor time" in words(lab.check("04.1"))
 
 
+@pytest.mark.thorough
 def test_the_clock_stops_code_that_waits_for_itself(exercises):
     locked = "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()"
     write(exercises, "return 0", extra=locked)
@@ -99,6 +101,7 @@ def test_the_clock_stops_code_that_waits_for_itself(exercises):
     assert re.search(r"line \d+, in <module>: lock.acquire\(\)", line.what)
 
 
+@pytest.mark.thorough
 def test_the_processors_limit_counts_no_time_of_the_clock(exercises, monkeypatch):
     """Asleep, code uses as little as where other programs have the processor."""
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "2")
@@ -161,6 +164,7 @@ def test_what_ends_the_process_names_its_line(exercises):
     assert "Traceback" in report.text() and "AttributeError" not in report.text()
 
 
+@pytest.mark.thorough
 def test_a_flood_of_print_is_cut(exercises, monkeypatch):
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "3")
     write(exercises, "for i in range(300_000):\n    print('x' * 100)\nreturn 0")
@@ -305,6 +309,7 @@ def test_a_name_for_the_reference_is_not_a_solution():
     assert "causal_mask of the engine was called, which is the answer" in report.lines[0].what
 
 
+@pytest.mark.thorough
 def test_tinypys_run_has_a_time_of_its_own(exercises, monkeypatch):
     (exercises / FILE).write_text(
         right(ONE)

@@ -20,9 +20,9 @@ from four_ways import EXERCISES, different, right
 from waiting import PATIENCE, until
 
 from minikv.course.commands import main
-from minikv.course.exercises.manifest import chapter_of, find
-from minikv.course.exercises.mistakes import mistakes_of
-from minikv.course.exercises.skeletons import skeleton
+from minikv.course.exercise_data.manifest import chapter_of, find
+from minikv.course.exercise_data.mistakes import mistakes_of
+from minikv.course.exercise_data.skeletons import skeleton
 from minikv.course.grading import grade as grading
 from minikv.course.grading.similarity import fingerprints, pairs_alike
 from minikv.course.judge import process
@@ -133,6 +133,7 @@ HOSTILE_FILES = {  # name of the student: what stands in the place of the file, 
         ),
         "nested|recursion",
     ),
+    "empty": (lambda file: file.touch(), f"{FILE} is empty$"),
     "latin": (lambda file: file.write_bytes("# fün".encode("latin-1")), "not UTF-8"),
     "pipe": (os.mkfifo, "no file"),
     "socket": (lambda file: socket.socket(socket.AF_UNIX).bind(str(file)), "no file"),
@@ -164,7 +165,7 @@ def test_half_of_a_class_is_hostile(tmp_path):
             folders.append(folder)
         (tmp_path / f"student {number}" / FILE).write_text(right(ONE))
         make(tmp_path / name / FILE)
-    assert len(folders) == 30
+    assert len(folders) == 32
     table, xml, page = (tmp_path / name for name in ("marks.csv", "marks.xml", "class.html"))
     tables = ("--csv", table, "--junit", xml, "--page", page)
     done = grade(
@@ -173,14 +174,14 @@ def test_half_of_a_class_is_hostile(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = [row for row in csv.DictReader(table.open()) if row["exercise"] == ONE.id]
-    assert [row["status"] for row in rows] == ["passed", "failed"] * 15
+    assert [row["status"] for row in rows] == ["passed", "failed"] * 16
     names = [name.replace("\udcff", "\\xff") for name in HOSTILE_FILES]
     assert [row["student"] for row in rows[1::2]] == names
     for row, (_, reason) in zip(rows[1::2], HOSTILE_FILES.values(), strict=True):
         assert re.search(reason, row["message"]), row
-    assert len(ElementTree.parse(xml).getroot().findall("testsuite")) == 30
-    assert "30 students" in page.read_text()
-    assert len(done.stdout.splitlines()) >= 31
+    assert len(ElementTree.parse(xml).getroot().findall("testsuite")) == 32
+    assert "32 students" in page.read_text()
+    assert len(done.stdout.splitlines()) >= 33
 
 
 def test_code_that_writes_to_every_open_file_is_told_so():
@@ -377,6 +378,7 @@ def test_lines_that_reach_for_more_are_named(tmp_path):
     assert [line.partition(": ")[2] for line in named] == list(CHEATS)
 
 
+@pytest.mark.thorough
 def test_a_long_file_does_not_hold_up_the_tables(tmp_path):
     line = "x = x\n"
     long = grading.find_student(_student(tmp_path / "long", line * 50_000 + "import gc\n"))
@@ -432,6 +434,7 @@ def test_tables_hold_any_name_and_message(tmp_path):
     assert "\x1b" not in said and "\\x1b[2K" in said
 
 
+@pytest.mark.thorough
 def test_a_folder_with_names_of_pythons_harms_nothing(tmp_path):
     """A hand-in that we are in: nothing of it is imported where it is graded."""
     folder = _student(tmp_path, right(ONE))

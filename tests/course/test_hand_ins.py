@@ -9,9 +9,9 @@ import pytest
 from four_ways import different, right
 
 from minikv.course.commands import main
-from minikv.course.exercises import plan as plans
-from minikv.course.exercises.manifest import ReaderError, find
-from minikv.course.exercises.skeletons import skeleton, solved
+from minikv.course.exercise_data import plan as plans
+from minikv.course.exercise_data.manifest import ReaderError, find
+from minikv.course.exercise_data.skeletons import skeleton, solved
 from minikv.course.grading import class_page, grade, release
 from minikv.course.grading.hand_ins import Student, find_student, students_in
 from minikv.course.grading.similarity import nearness

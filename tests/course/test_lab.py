@@ -21,8 +21,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from thorough import thorough_after
 
 from minikv.course import commands, lab, terminal
-from minikv.course.exercises.manifest import chapter_of, chapters, find
-from minikv.course.exercises.skeletons import fill, skeleton, targets
+from minikv.course.exercise_data.manifest import chapter_of, chapters, find
+from minikv.course.exercise_data.skeletons import fill, skeleton, targets
 from minikv.course.judge.result import Line
 from minikv.course.reader import panel, predictions, progress_file
 from minikv.course.reader.mine import used_below
@@ -174,6 +174,7 @@ def test_the_same_code_again_is_no_second_try(exercises):
     assert tries(BROKEN) == 4
 
 
+@pytest.mark.thorough
 def test_code_that_does_not_come_to_its_end_is_tried_once(exercises, monkeypatch):
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "1")
     endless = BROKEN.replace("block_id = -1", "while True: pass")
@@ -340,6 +341,7 @@ def line_that_opens(html, exercises):
     return (exercises / FILE).read_text().splitlines()[line]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "release",
     [
@@ -592,6 +594,7 @@ def run(*arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, **options)
 
 
+@pytest.mark.thorough
 def test_the_exit_status_is_zero_only_on_a_pass(exercises, capsys):
     done = run("check", "04.1")
     assert done.returncode == 1 and "not started" in done.stdout
@@ -719,6 +722,7 @@ def test_a_prediction_that_no_cell_measures_is_told(fresh, tmp_path, monkeypatch
 # ── On a machine that lacks a package ─────────────────────────────────────────
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("number", "package", "solved"),
     thorough_after(

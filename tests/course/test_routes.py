@@ -13,8 +13,8 @@ import pytest
 from nbclient import NotebookClient
 
 import minikv
-from minikv.course.exercises.manifest import ReaderError, chapters
-from minikv.course.exercises.reader_files import in_folder
+from minikv.course.exercise_data.manifest import ReaderError, chapters
+from minikv.course.exercise_data.reader_files import in_folder
 from minikv.course.reader import progress_file, routes, start
 from minikv.course.reader.overview import Overview
 

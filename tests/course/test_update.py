@@ -4,7 +4,6 @@ import ast
 import json
 import shutil
 import subprocess
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,9 @@ from four_ways import EXERCISES, reference_sources, right, right_otherwise, runs
 from thorough import thorough_after
 
 from minikv.course.commands import main
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import ReaderError, chapter_of, chapters
-from minikv.course.exercises.skeletons import (
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import ReaderError, chapter_of, chapters
+from minikv.course.exercise_data.skeletons import (
     definitions,
     fill,
     skeleton,
@@ -23,7 +22,7 @@ from minikv.course.exercises.skeletons import (
     text_of,
 )
 from minikv.course.reader import progress_file, unpacked, update
-from minikv.course.reader.update import UpdateError, _skeletons_of, merge
+from minikv.course.reader.update import UpdateError, merge
 
 ROOT = Path(__file__).parents[2]
 
@@ -148,35 +147,6 @@ def test_annotations_are_a_matter_of_taste():
     theirs = BASE.replace("def count(pool)", "def count(pool: Pool) -> int")
     merged = merge(BASE, MINE, theirs)
     assert "return 7" in merged.text and merged.lost == []
-
-
-@pytest.mark.parametrize("manifest", ["exercise", "harness/manifest", "exercises/manifest"])
-def test_a_copy_of_any_layout_is_read(tmp_path, manifest):
-    file = tmp_path / "minikv" / "course" / f"{manifest}.py"
-    file.parent.mkdir(parents=True)
-    file.write_text(
-        "from types import SimpleNamespace\n\n\ndef chapters():\n"
-        "    return {'04': SimpleNamespace(file_name='ch04_paged_blocks.py')}\n"
-    )
-    (file.parent / "skeletons.py").write_text("def skeleton(chapter):\n    return 'x = 1\\n'\n")
-    for folder in {tmp_path / "minikv", tmp_path / "minikv" / "course", file.parent}:
-        (folder / "__init__.py").touch()
-    assert _skeletons_of(tmp_path) == {"ch04_paged_blocks.py": "x = 1\n"}
-
-
-@pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here (it is for Linux)")
-def test_the_old_import_name_of_the_kernels_becomes_the_new_one():
-    imports = "import kernels  # before triton\nfrom kernels.mode import INTERPRETED\n"
-    was = "import functools\nfrom kernels import settings\n"
-    base, theirs = BASE.replace("from", was + "from", 1), BASE.replace("Pools", "Pools of blocks")
-    for new in (base, theirs):
-        merged = merge(base, MINE.replace("from", was + imports + "from", 1), new)
-        namespace = {}
-        exec(merged.text, namespace)
-        assert namespace["count"](None) == 7 and merged.lost == []
-        assert namespace["kernels"].__name__ == "minikv_kernels"
-        assert namespace["INTERPRETED"] is namespace["kernels"].mode.INTERPRETED
-        assert ("settings" in namespace) == (new is base), "the course's own imports are its own"
 
 
 def test_what_the_course_has_dropped_is_told():

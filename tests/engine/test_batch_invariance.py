@@ -78,7 +78,7 @@ def play(lm, seed: int, **settings) -> None:
     engine.check()
 
 
-@pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)
+@pytest.mark.parametrize("windows", thorough_after(1, WINDOWS))
 @pytest.mark.parametrize("kv_groups", thorough_after(1, ["auto", "one"]))
 def test_the_same_bits_in_any_company(llama, monkeypatch, windows, kv_groups):
     """Over batches, borders of chunks, block sizes, a cold and a warm cache, drafts, and steps that
@@ -86,7 +86,7 @@ def test_the_same_bits_in_any_company(llama, monkeypatch, windows, kv_groups):
     draw = random.Random(1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(Crowd, "goes_alone", lambda crowd: draw.random() < 0.5)
-    witness, lm = Witness(monkeypatch), with_windows(llama.lm, *windows)
+    witness, lm = Witness(monkeypatch), with_windows(llama.lm, *WINDOWS[windows])
     for seed in range(10):
         play(lm, seed, kv_groups=kv_groups, batch_invariant=True)
     assert witness.again > 500 and witness.of_drafts > 10

@@ -237,7 +237,7 @@ def test_tokens_are_the_oracles(llama, attention, windows, block_size):
 
 @pytest.mark.usual(attention="cpu", name="tinypy-hybrid")
 @pytest.mark.parametrize("attention", ["torch", "cpu"])
-@pytest.mark.parametrize("name", [*ALTERNATING, "mistral", "tinypy-hybrid"])
+@pytest.mark.parametrize("name", thorough_after(2, ["tinypy-hybrid", *ALTERNATING, "mistral"]))
 def test_layers_that_alternate_equal_transformers(checkpoint, name, attention):
     """In the patterns of Gemma 3 and gpt-oss, and of the models whose attention is ours."""
     pair = checkpoint(name)

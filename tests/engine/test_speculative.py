@@ -118,6 +118,7 @@ def distance(p, q, uniform, numbers, count):
     return float((seen / count - p).abs().sum() / 2)
 
 
+@pytest.mark.thorough
 def test_a_distance_of_a_hundredth_is_seen():
     """Also the one of a bug that several engines had: the number that refused a draft is used again
     for the token in its place."""
@@ -228,6 +229,7 @@ def test_looking_for_drafts_takes_little_of_the_time():
     assert account.is_open
 
 
+@pytest.mark.thorough
 def test_a_drafter_that_is_never_right_is_asked_seldom(tinypy):
     class Counted(Wrong):
         count = 0
@@ -311,6 +313,7 @@ def test_answers_take_bounded_memory():
     assert not drafter.followed or len(drafter.followed) <= 2
 
 
+@pytest.mark.thorough
 def test_a_drafter_is_told_what_left(llama):
     drafter = Clairvoyant()
     engine = drafting_engine(llama.lm, small(), drafter)
@@ -450,7 +453,7 @@ def test_within_the_budget(llama, budget, drafter):
     assert max(most) <= budget
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.5])
+@pytest.mark.parametrize("temperature", thorough_after(1, [0.7, 1.5]))
 def test_sampled_tokens_are_the_same_too(llama, temperature, drafter):
     prompts = llama.prompts(7, 3, 12, seed=4)
     params = [
@@ -494,7 +497,9 @@ def test_to_the_end_of_the_context(llama, drafter):
 @pytest.mark.parametrize(
     ("attention", "kv_dtype"),
     [
-        *itertools.product(["torch", "cpu"], ["auto", "int8", "int4"]),
+        ("cpu", "auto"),
+        *thorough_after(0, itertools.product(["torch"], ["auto", "int8", "int4"])),
+        *thorough_after(0, itertools.product(["cpu"], ["int8", "int4"])),
         *thorough_after(0, itertools.product(["triton"], ["auto", "int8", "int4"])),  # slow
     ],
 )
@@ -814,7 +819,7 @@ BUGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", thorough_after(3, BUGS))
 def test_a_planted_bug_is_seen(bug, request, monkeypatch):
     function, edits, *seen_by = BUGS[bug]
     test, model, *arguments = seen_by or (test_serving_is_right, "llama", "auto")

@@ -22,6 +22,7 @@ from helpers import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import thorough_after
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import minikv
@@ -78,7 +79,7 @@ def on_buffers(engine: Engine) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2-window", "qwen3"])
+@pytest.mark.parametrize("name", thorough_after(1, ["llama", "qwen2-window", "qwen3"]))
 @pytest.mark.parametrize("config", [{}, {"num_blocks": 14}, {"max_num_seqs": 11}], ids=str)
 def test_an_engine_on_buffers_says_what_one_without_says(checkpoint, name, config):
     lm = checkpoint(name).lm
@@ -307,6 +308,7 @@ def test_a_launch_reads_nothing_back(llama):
 # ── Compiled ──────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.thorough
 def test_a_layer_is_compiled_for_one_token_and_for_any_number(monkeypatch):
     """Two parts, twice each: for all layers and all lengths, that of the hidden size too."""
     from torch._dynamo.testing import CompileCounter  # here, since it takes seconds to import

@@ -48,6 +48,7 @@ def test_windows_and_other_architectures(name, checkpoint):
     assert [out.token_ids for out in outs] == [lm.generate_naively(p, 4) for p in prompts]
 
 
+@pytest.mark.thorough
 def test_forks_and_preemption(llama):
     # 6 blocks of 4 for 2 x 17 tokens: a sequence has to give way and is computed again.
     lm = minikv.load(llama.folder, device=DEVICE)

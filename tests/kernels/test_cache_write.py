@@ -184,6 +184,7 @@ def test_compiled_kernels_refuse_cpu_tensors():
     assert "ValueError: k is on cpu: compiled kernels need CUDA tensors" in result.stderr
 
 
+@pytest.mark.thorough
 def test_import_says_when_triton_came_first():
     result = run_python("import triton, minikv_kernels.mode", **NO_GPU)
     assert "ImportError: triton was imported before minikv_kernels" in result.stderr
@@ -191,6 +192,7 @@ def test_import_says_when_triton_came_first():
     assert fine.returncode == 0, fine.stderr
 
 
+@pytest.mark.thorough
 def test_they_say_what_to_do_without_triton():
     result = run_python("import sys; sys.modules['triton'] = None; import minikv_kernels.mode")
     assert "ImportError: minikv_kernels needs Triton, which exists for Linux only" in result.stderr

@@ -34,6 +34,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from thorough import thorough_after
 
 from minikv import ModelConfig
 from minikv.ring import ALL, FREE, OutOfCells, RingCache, context_shift, defragment, turn
@@ -321,7 +322,7 @@ class Windowed(RingMachine):
     window = 6
 
 
-@pytest.mark.parametrize("machine", [RingMachine, ByIndex, Windowed])
+@pytest.mark.parametrize("machine", thorough_after(1, [RingMachine, ByIndex, Windowed]))
 def test_random_operations(machine):
     RingMachine.met.clear()
     run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=40))

@@ -52,7 +52,7 @@ def events(text):
     return [json.loads(one) for one in found]
 
 
-@pytest.fixture(params=["engine", "cluster"])
+@pytest.fixture(params=thorough_after(1, ["engine", "cluster"]))
 def by_kind(request):
     """What is served, of a model."""
     return OneEngine if request.param == "engine" else Cluster
@@ -155,7 +155,7 @@ def test_a_wrong_request_is_refused(tinypy, by, body, status, says):
         assert at.ask("/v1/completions").status_code == 405
 
 
-@pytest.mark.parametrize("num_named", [290, 310])
+@pytest.mark.parametrize("num_named", thorough_after(1, [290, 310]))
 def test_a_bias_is_for_tokens_that_the_model_has(llama, by_kind, num_named):
     """It may have fewer tokens than its tokenizer (some were added), or more (rows were filled up):
     no id of the first kind ends a step, and none of the second is refused."""
@@ -208,7 +208,7 @@ def test_prefixes_are_shared_within_a_key_and_a_salt_alone(tinypy, by):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", thorough_after(1, ["/v1/completions", "/v1/chat/completions"]))
 def test_a_client_that_leaves_frees_its_blocks(tinypy, by, stream, path):
     with server(tinypy.lm, served_by=by) as at:
         body = {**LONG, "messages": [{"role": "user", "content": "x"}], "stream": stream}
@@ -268,6 +268,7 @@ def test_five_hundred_bad_requests_have_five_hundred_answers(tinypy, by, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_slow", thorough_after(1, (50, 200)))
 def test_idle_and_slow_clients_keep_nobody_waiting(tinypy, by, num_slow, capfd):
     """300 that ask for nothing, and some that do not read what they asked for."""
@@ -331,7 +332,7 @@ def until_closed(client, piece):
     return answer
 
 
-@pytest.mark.parametrize("name", UNENDING)
+@pytest.mark.parametrize("name", thorough_after(2, UNENDING))
 def test_who_never_asks_or_never_ends_asking_is_cut_off(tinypy, name):
     """However slowly it sends, and whether or not it has an answer already."""
     first, again, status = UNENDING[name]
@@ -380,6 +381,7 @@ def test_too_many_requests_ahead_of_an_answer_end_a_connection(tinypy):
             until_closed(client, (GET + ENDS) * 1000)
 
 
+@pytest.mark.thorough
 def test_of_too_many_connections_the_one_goes_that_has_waited_the_longest(tinypy):
     """And none that waits for its answer."""
     by = OneEngine(tinypy.lm)
@@ -658,6 +660,7 @@ def test_who_may_wait_for_room_is_decided_by_how_fast_others_end():
     ]  # nobody has ended for 31 s
 
 
+@pytest.mark.thorough
 def test_who_has_no_first_token_in_time_because_of_others_is_told_so(tinypy):
     """Long answers of many samples: of their prompts alone nobody could tell. Whoever is let in has
     a token in time, or 503; and whoever is computed is never refused."""
@@ -724,6 +727,7 @@ def test_a_client_that_reads_nothing_is_cut_off_after_a_while():
     assert len(made) < 20
 
 
+@pytest.mark.thorough
 def test_pages_of_other_origins_are_let_in_if_they_are_named(tinypy):
     page = {"Origin": "http://localhost:3000"}
     ask = page | {"Access-Control-Request-Method": "POST",
@@ -759,6 +763,16 @@ def test_a_long_request_is_refused_at_the_first_thing_that_is_wrong(kind, body):
 HERE = "http://127.0.0.1:{port}"
 
 
+@pytest.fixture(scope="module")
+def open_to_all(tinypy):
+    """A server without keys, and a client."""
+    with (
+        server(tinypy.lm, keys=(), origins=["http://friend.example"]) as at,
+        httpx.Client(timeout=PATIENCE) as client,
+    ):
+        yield at, client
+
+
 @pytest.mark.parametrize(
     ("head", "is_let_in"),
     [
@@ -783,24 +797,21 @@ HERE = "http://127.0.0.1:{port}"
         ({"Origin": "http://friend.example", "Sec-Fetch-Site": "cross-site"}, True),
     ],
 )
-def test_a_page_of_elsewhere_does_not_drive_a_server_without_keys(tinypy, head, is_let_in):
-    with (
-        server(tinypy.lm, keys=(), origins=["http://friend.example"]) as at,
-        httpx.Client(timeout=PATIENCE) as client,
+def test_a_page_of_elsewhere_does_not_drive_a_server_without_keys(open_to_all, head, is_let_in):
+    at, client = open_to_all
+    head = {name: value.format(port=at.address[1]) for name, value in head.items()}
+    form = head | {"Content-Type": "text/plain"}  # no browser asks first for such a one
+    body = json.dumps({"prompt": "x", "max_tokens": 1})
+    computed = at.by.engine.stats().computed_tokens
+    for found in (
+        client.post(f"{at.url}/v1/completions", content=body, headers=form),
+        client.get(f"{at.url}/metrics", headers=head),
     ):
-        head = {name: value.format(port=at.address[1]) for name, value in head.items()}
-        form = head | {"Content-Type": "text/plain"}  # no browser asks first for such a one
-        body = json.dumps({"prompt": "x", "max_tokens": 1})
-        computed = at.by.engine.stats().computed_tokens
-        for found in (
-            client.post(f"{at.url}/v1/completions", content=body, headers=form),
-            client.get(f"{at.url}/metrics", headers=head),
-        ):
-            assert found.status_code == (200 if is_let_in else 403)
-        assert (at.by.engine.stats().computed_tokens > computed) == is_let_in
-        is_named = is_let_in or not {"Host", "Origin"} & head.keys()
-        page = client.get(at.url, headers=head)  # where a link leads
-        assert page.status_code == (200 if is_named else 403)
+        assert found.status_code == (200 if is_let_in else 403)
+    assert (at.by.engine.stats().computed_tokens > computed) == is_let_in
+    is_named = is_let_in or not {"Host", "Origin"} & head.keys()
+    page = client.get(at.url, headers=head)  # where a link leads
+    assert page.status_code == (200 if is_named else 403)
 
 
 def test_with_keys_a_server_may_have_any_name(tinypy):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from serving_case import OneEngine, server
+from thorough import thorough_after
 from tokenizers import AddedToken, Tokenizer
 
 from minikv import BUNDLED, LanguageModel
@@ -66,7 +67,7 @@ def expected(folder, messages):
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", thorough_after(3, sorted(FAMILIES)))
 def test_a_prompt_is_that_of_transformers(folder, family):
     at, num_refused = folder(chat_template=FAMILIES[family]), 0
     for messages in (TALK, TALK[1:], TOOLS, TALK[2:], TALK[:2]):
@@ -169,7 +170,9 @@ def test_a_file_that_is_no_text_is_said(folder, name):
 LONG = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
-@pytest.mark.parametrize("text", [LONG, "{{ 9 ** (9 ** 9) }}"], ids=["loops", "a constant"])
+@pytest.mark.parametrize(
+    "text", thorough_after(1, [LONG, "{{ 9 ** (9 ** 9) }}"]), ids=["loops", "a constant"]
+)
 def test_a_template_without_end_keeps_nobody_waiting(tinypy, folder, monkeypatch, text):
     """Not even one that ends in no bytecode, or before it runs."""
     monkeypatch.setattr(chat, "SECONDS", 1)

@@ -26,6 +26,7 @@ def parsed(*words):
     return parser.parse_args(words)
 
 
+@pytest.mark.thorough
 def test_it_serves_what_it_says_and_ends_when_its_requests_have():
     command = [sys.executable, "-m", "minikv", "serve", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -179,7 +179,7 @@ def test_logprobs_are_those_of_the_model(client, expected, tinypy, params, is_ch
 
 
 @pytest.mark.parametrize("max_tokens", [0, 6])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", thorough_after(1, [False, True]))
 def test_logprobs_of_a_prompt(client, expected, tinypy, max_tokens, stream):
     """As lm-evaluation-harness asks for them."""
     prompts = [tinypy.lm.encode(PROMPT), tinypy.lm.encode("x = 1; " * 90), [40]]
@@ -472,6 +472,7 @@ def test_a_model_that_is_not_there(client):
         client.models.retrieve("gone")
 
 
+@pytest.mark.thorough
 def test_the_asynchronous_client(at, expected):
     """24 at once, each the engine's own tokens; half of them streams."""
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from cluster_case import Fragile, tokens
 from helpers import careful_engine, drafting_engine, drain, run_ahead, small
+from thorough import thorough_after
 
 from minikv import ConcatCache, Engine, Sampler
 from minikv.cluster.front import Front
@@ -87,10 +88,10 @@ def expected(cases):
     return [samples for _, _, samples in cases]
 
 
-@pytest.mark.parametrize("changes", [
-    {}, {"attention": "cpu"}, {"max_num_seqs": 3},
-    {"num_blocks": 32}, {"num_blocks": 32, "preemption": "swap"}, {"max_batch_tokens": 16},
-])  # fmt: skip
+@pytest.mark.parametrize("changes", thorough_after(1, [
+    {"num_blocks": 32}, {"attention": "cpu"}, {"max_num_seqs": 3}, {},
+    {"num_blocks": 32, "preemption": "swap"}, {"max_batch_tokens": 16},
+]))  # fmt: skip
 def test_tokens_are_those_of_the_definition(tinypy, cases, changes):
     """Also for sequences that were preempted: what they have is not counted twice."""
     config = small(**changes)
@@ -110,6 +111,7 @@ def test_tokens_are_those_without_drafts(tinypy, cases, make):
     assert counts.drafts > 0 and (make == "ngram" or counts.accepted == counts.drafts)
 
 
+@pytest.mark.thorough
 def test_tokens_are_those_of_an_engine_that_runs_ahead(tinypy, cases):
     """It begins a step before the newest token of each sequence is known."""
     engine = careful_engine(tinypy.lm, small(num_blocks=48))

@@ -50,7 +50,7 @@ def test_random_programs_with_groups(first):
     assert_reached(seen, dict.fromkeys((*cases, "accepted drafts"), 1))
 
 
-@pytest.mark.parametrize("setup_of", thorough_after(1, [any_setup, grouped_setup]))
+@pytest.mark.parametrize("setup_of", thorough_after(0, [any_setup, grouped_setup]))
 def test_interrupted_programs(setup_of):
     seen = play_many(seeds(0, 6), LENGTH, True, setup_of)
     print(dict(seen))

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from minikv.course.exercises.manifest import chapter_of, find
-from minikv.course.exercises.skeletons import solved
+from minikv.course.exercise_data.manifest import chapter_of, find
+from minikv.course.exercise_data.skeletons import solved
 from minikv.course.grading import grade
 from minikv.course.grading.hand_ins import find_student
 from minikv.course.reports.report import Report

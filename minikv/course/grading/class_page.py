@@ -5,23 +5,23 @@ from collections.abc import Callable, Container, Sequence
 from html import escape
 from typing import Any, Protocol
 
-from minikv.course.exercises.manifest import Exercise, chapter_of, find
-from minikv.course.exercises.mistakes import mistakes_of
-from minikv.course.exercises.plan import Plan
-from minikv.course.exercises.skeletons import skeleton, solved
+from minikv.course.exercise_data.manifest import Exercise, chapter_of, find
+from minikv.course.exercise_data.mistakes import mistakes_of
+from minikv.course.exercise_data.plan import TermPlan
+from minikv.course.exercise_data.skeletons import skeleton, solved
 from minikv.course.grading.similarity import ALIKE, nearness, pairs_alike
 from minikv.course.judge import containment
 from minikv.course.judge.result import Result
 
 
-class Student(Protocol):
+class StudentRow(Protocol):
     @property
     def name(self) -> str: ...
 
     def text(self, exercise: Exercise) -> str: ...
 
 
-Results = Sequence[tuple[Student, Result]]
+Results = Sequence[tuple[StudentRow, Result]]
 
 MOST = 40  # rows of a table
 STYLE = """
@@ -38,7 +38,9 @@ td.n, th.n { text-align: right; white-space: nowrap; }
 """
 
 
-def as_page(results: Results, to_be_read: Callable[[Any, Exercise], list[str]], plan: Plan) -> str:
+def as_page(
+    results: Results, to_be_read: Callable[[Any, Exercise], list[str]], plan: TermPlan
+) -> str:
     """`to_be_read` names the lines of a student's file that a person should read."""
     students = {student.name: student for student, _ in results}
     parts = [
@@ -133,7 +135,7 @@ def _mistakes(results: Results) -> str:
     return _table(["students", "exercise", "what", "cause"], rows, {0})
 
 
-def _overridden(results: Results, plan: Plan) -> str:
+def _overridden(results: Results, plan: TermPlan) -> str:
     rows = [
         [escape(student.name), report.exercise, report.status, f"{own.points:g}", escape(own.why)]
         for student, report in results
@@ -196,7 +198,7 @@ def _alike(results: Results) -> str:
     return said + _table(["in common", "chapter", "one", "the other"], rows, {0, 1})
 
 
-def _written(student: Student, number: str) -> str:
+def _written(student: StudentRow, number: str) -> str:
     return student.text(chapter_of(number).exercises[0])
 
 

@@ -38,12 +38,12 @@ from xml.etree import ElementTree
 from tqdm import tqdm
 
 import minikv
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.files import write_whole
-from minikv.course.exercises.manifest import Chapter, Exercise, chapter_of, chapters, find
-from minikv.course.exercises.mistakes import mistakes_of
-from minikv.course.exercises.plan import NO_PLAN, Plan
-from minikv.course.exercises.plan import read as read_plan
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import Chapter, Exercise, chapter_of, chapters, find
+from minikv.course.exercise_data.mistakes import mistakes_of
+from minikv.course.exercise_data.plan import NO_PLAN, TermPlan
+from minikv.course.exercise_data.plan import read as read_plan
+from minikv.course.exercise_data.whole_files import write_whole
 from minikv.course.grading import reading
 from minikv.course.grading.class_page import as_page
 from minikv.course.grading.hand_ins import Student, students_in
@@ -213,7 +213,9 @@ def grade_file(exercise_id: str, file: bytes | None) -> dict:
             folder.mkdir()
             (folder / exercise.chapter.file_name).write_bytes(file)
             with reader_files.in_folder(folder):
-                return asdict(process.run(exercise))
+                report = process.run(exercise)
+                said = report.place and report.place.partition("; reset(")[0]  # not for lecturers
+                return asdict(report) | {"place": said}
     except Exception as error:  # it is ours; the others are graded
         return asdict(_not_checked(exercise, error, "not finished"))
 
@@ -333,7 +335,12 @@ def _name(exercise: Exercise, file: bytes | None) -> str:
 def _checks(number: str) -> str:
     """Names the files that a chapter's checks are made of."""
     package = Path(minikv.__file__).parent
-    rooms = "course/exercises", "course/judge", "course/reports", f"course/chapters/ch{number}_*"
+    rooms = (
+        "course/exercise_data",
+        "course/judge",
+        "course/reports",
+        f"course/chapters/ch{number}_*",
+    )
     places = ["*.py", *(f"{room}/*.{kind}" for room in rooms for kind in ("py", "toml"))]
     files = [file for place in places for file in sorted(package.glob(place))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
@@ -362,7 +369,7 @@ def message(report: Result) -> str:
     return f"{wrong.name}: {wrong.what}{cause}".replace("\n", " ")
 
 
-def as_csv(results: Results, plan: Plan = NO_PLAN) -> str:
+def as_csv(results: Results, plan: TermPlan = NO_PLAN) -> str:
     rows: list[list] = [[*COLUMNS]]
     for student, report in results:
         exercise = find(report.exercise)
@@ -377,7 +384,7 @@ def as_csv(results: Results, plan: Plan = NO_PLAN) -> str:
     return _rows(rows)
 
 
-def given(student: Student, report: Result, plan: Plan) -> float:
+def given(student: Student, report: Result, plan: TermPlan) -> float:
     """The points for an exercise: what the lecturer says; else, if it is passed, what the plan
     gives for it, or its difficulty. NaN if it is not finished: there is no mark yet."""
     override = plan.overrides.get((student.name, report.exercise))
@@ -392,7 +399,7 @@ def given(student: Student, report: Result, plan: Plan) -> float:
     return round(most * right / report.total, 2)
 
 
-def points(results: Results, plan: Plan) -> tuple[dict[str, float], dict[str, list[float]]]:
+def points(results: Results, plan: TermPlan) -> tuple[dict[str, float], dict[str, list[float]]]:
     """What each week of the plan, or each chapter, can give, and what each student has of it."""
     weeks = {e.id: f"week {week.number}" for week in plan.weeks for e in week.exercises}
     possible: dict[str, float] = {}
@@ -406,7 +413,7 @@ def points(results: Results, plan: Plan) -> tuple[dict[str, float], dict[str, li
     return possible, {name: [*mine.values()] for name, mine in reached.items()}
 
 
-def for_moodle(results: Results, plan: Plan = NO_PLAN) -> str:
+def for_moodle(results: Results, plan: TermPlan = NO_PLAN) -> str:
     """A student's name is the user name there, if the plan's roster says so."""
     possible, reached = points(results, plan)
     head = ["username", *(f"minikv {part} (of {most:g})" for part, most in possible.items())]
@@ -414,7 +421,7 @@ def for_moodle(results: Results, plan: Plan = NO_PLAN) -> str:
     return _rows([[*head, f"minikv (of {sum(possible.values()):g})"], *rows])
 
 
-def for_canvas(results: Results, plan: Plan = NO_PLAN) -> str:
+def for_canvas(results: Results, plan: TermPlan = NO_PLAN) -> str:
     """With the number that Canvas has put before the files; else a student's name is the login
     there. The second line says what can be reached."""
     possible, reached = points(results, plan)

@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import Chapter, Exercise
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import Chapter, Exercise
 from minikv.course.grading.reading import printable
 
 # Who handed it in, and their number there; what Canvas adds, and what both put before a file.

@@ -22,9 +22,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import Chapter
-from minikv.course.exercises.skeletons import lines_of, skeleton, solved
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import Chapter
+from minikv.course.exercise_data.skeletons import lines_of, skeleton, solved
 
 # Modules that are for computing, and the parts of them that are, too.
 PLAIN = {

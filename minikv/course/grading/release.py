@@ -25,11 +25,11 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from minikv.course.chapters import notebook, title
-from minikv.course.exercises.files import write_whole
-from minikv.course.exercises.manifest import Chapter, Exercise, ReaderError, chapter_of
-from minikv.course.exercises.plan import NO_PLAN, Plan
-from minikv.course.exercises.plan import read as read_plan
-from minikv.course.exercises.skeletons import skeleton
+from minikv.course.exercise_data.manifest import Chapter, Exercise, ReaderError, chapter_of
+from minikv.course.exercise_data.plan import NO_PLAN, TermPlan
+from minikv.course.exercise_data.plan import read as read_plan
+from minikv.course.exercise_data.skeletons import skeleton
+from minikv.course.exercise_data.whole_files import write_whole
 from minikv.course.reader.unpacked import notebooks
 from minikv.course.reports import markup
 
@@ -111,7 +111,7 @@ class Assignment:
     name: str
     title: str
     exercises: tuple[Exercise, ...]
-    plan: Plan = NO_PLAN
+    plan: TermPlan = NO_PLAN
     due: str = ""
 
     @property

@@ -12,7 +12,7 @@ import nbformat
 from nbgrader.converters.autograde import Autograde
 from nbgrader.preprocessors import NbGraderPreprocessor
 
-from minikv.course.exercises.manifest import chapters
+from minikv.course.exercise_data.manifest import chapters
 
 STUB = "# This cell is yours, to try things out. It is not graded."
 KEPT = ("timestamp.txt",)  # nbgrader's own

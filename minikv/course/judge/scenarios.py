@@ -35,10 +35,10 @@ from typing import Any
 
 import torch
 
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import Chapter, chapter_of, find
-from minikv.course.exercises.mistakes import Mistake, mistakes_of, text_of_mistake
-from minikv.course.exercises.skeletons import skeleton
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import Chapter, chapter_of, find
+from minikv.course.exercise_data.mistakes import Mistake, mistakes_of, text_of_mistake
+from minikv.course.exercise_data.skeletons import skeleton
 from minikv.course.judge import checking
 from minikv.course.judge.checking import mismatch, plain, shown
 from minikv.course.judge.plain_data import EXACT, Words, kept

@@ -5,9 +5,9 @@ from html import escape
 from pathlib import Path
 
 from minikv.course.chapters import notebook, title
-from minikv.course.exercises.files import write_whole
-from minikv.course.exercises.manifest import Chapter, Exercise, chapters
-from minikv.course.exercises.plan import Plan
+from minikv.course.exercise_data.manifest import Chapter, Exercise, chapters
+from minikv.course.exercise_data.plan import TermPlan
+from minikv.course.exercise_data.whole_files import write_whole
 from minikv.course.reader import progress_file, routes
 from minikv.course.reports.markup import (
     GREEN,
@@ -92,12 +92,12 @@ class Overview:
         ids = self.route.exercises
         passed = {exercise.id for exercise in self.passed()}
         done = f"{len(passed & ids)} of {len(ids)} exercises passed"
-        if isinstance(self.route, Plan):
+        if isinstance(self.route, TermPlan):
             now = self._week(self.route, passed)
             return f"{self.route.name} (»): {done}.{now} Everything: "
         return f"{self.route.name.capitalize()} route (»): {done}. Everything: "
 
-    def _week(self, plan: Plan, passed: set[str]) -> str:
+    def _week(self, plan: TermPlan, passed: set[str]) -> str:
         """The plan's first week with something open: " Week 3, until …: 04.1, 04.2, 30 min."."""
         for week in plan.weeks:
             ids = [exercise.id for exercise in week.exercises if exercise.id not in passed]

@@ -15,9 +15,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from minikv.course.exercises.manifest import ReaderError
-from minikv.course.exercises.plan import FILE
-from minikv.course.exercises.reader_files import MARK, course_folder, in_folder
+from minikv.course.exercise_data.manifest import ReaderError
+from minikv.course.exercise_data.plan import FILE
+from minikv.course.exercise_data.reader_files import MARK, course_folder, in_folder
 from minikv.course.reader import routes, unpacked
 from minikv.course.reports import markup
 

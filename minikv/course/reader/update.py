@@ -15,7 +15,6 @@ import argparse
 import ast
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -23,10 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import minikv
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.files import write_whole
-from minikv.course.exercises.manifest import ReaderError, chapters
-from minikv.course.exercises.skeletons import (
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import ReaderError, chapters
+from minikv.course.exercise_data.skeletons import (
     AnyFunction,
     Def,
     definition,
@@ -40,6 +38,7 @@ from minikv.course.exercises.skeletons import (
     skeleton,
     text_of,
 )
+from minikv.course.exercise_data.whole_files import write_whole
 from minikv.course.reader import progress_file, unpacked
 from minikv.course.reports import markup
 
@@ -100,16 +99,8 @@ def _head(lines: list[str], node: ast.ClassDef) -> str:
     return "\n".join(head)
 
 
-def _renamed(text: str) -> str:
-    """A file from when the import name of kernels/ was that, too."""
-    text = re.sub(r"^(\s*)from kernels\b", r"\1from minikv_kernels", text, flags=re.M)
-    plain = r"\1import minikv_kernels as kernels"
-    return re.sub(r"^(\s*)import kernels\b(?!\.| as)", plain, text, flags=re.M)
-
-
 def merge(base: str, mine: str, theirs: str) -> Merge:
     """Bring the changes from `base` to `mine` into `theirs`. All three must be valid Python."""
-    base, mine = _renamed(base), _renamed(mine)
     old, own, new = Pieces(base), Pieces(mine), Pieces(theirs)
     if base == theirs:  # the course has not changed this file
         return Merge(mine, [path for path in own.text if own.text[path] != old.text.get(path)])
@@ -314,13 +305,9 @@ def _skeletons_of(old: Path) -> dict[str, str]:
     """The skeletons of that copy, made by its own generator."""
     code = (
         "import json\n"
-        "from importlib import import_module\n"
-        "from pathlib import Path\n"
-        "rooms = [one for one in ('exercises', 'harness') if Path('minikv/course', one).is_dir()]\n"
-        "room = '.'.join(['minikv.course', *rooms])\n"
-        "manifest = import_module(room + ('.manifest' if rooms else '.exercise'))  # of 0.1.0\n"
-        "skeleton = import_module(room + '.skeletons').skeleton\n"
-        "print(json.dumps({c.file_name: skeleton(c) for c in manifest.chapters().values()}))"
+        "from minikv.course.exercise_data.manifest import chapters\n"
+        "from minikv.course.exercise_data.skeletons import skeleton\n"
+        "print(json.dumps({c.file_name: skeleton(c) for c in chapters().values()}))"
     )
     environment = os.environ | {"PYTHONPATH": str(old.resolve())}
     done = subprocess.run(

@@ -12,7 +12,7 @@ from minikv import BlockPool, RadixCache, SamplingParams
 from minikv.course.chapters.ch07_radix_prefix_cache.answers import ChainedCache, insert_turn
 from minikv.course.chapters.ch07_radix_prefix_cache.append_only import agents, insert_all, two_turns
 from minikv.course.chapters.ch07_radix_prefix_cache.four_requests import FourRequests
-from minikv.course.exercises.skeletons import broken
+from minikv.course.exercise_data.skeletons import broken
 from minikv.course.judge.stand_ins import LoggingPool
 
 MET = Counter()
@@ -124,6 +124,7 @@ def test_dead_blocks_push_out_what_would_be_found():
     assert longer.computed < agents(insert_all, large).computed / 4
 
 
+@pytest.mark.thorough
 def test_the_finale_finds_nothing_cold_and_the_prefix_warm(lm, exercises):
     [_, (_, alone, *_), *rows] = FourRequests(lm).rows()
     assert [row[2] for row in rows] == ["0 of 1,945", "0 of 1,945", "1,920 of 1,945"]

@@ -593,8 +593,8 @@ def test_the_words_say_what_was_copied_opened_and_pruned(beams):
 
 def test_a_block_of_beams_stays_where_it_is(beams):
     trees = beams.trees(range(len(beams.steps)))
-    layout = tree_drawing.Layout.alone(trees)
-    spots = [tree_drawing.Panel(None, layout, 0, 0, one, 0).spots for one in trees]
+    layout = tree_drawing.TreeLayout.alone(trees)
+    spots = [tree_drawing.TreePanel(None, layout, 0, 0, one, 0).spots for one in trees]
     for before, now in pairwise(spots):
         assert all(before[place] == now[place] for place in before.keys() & now.keys())
 
@@ -616,7 +616,7 @@ def test_the_beams_are_those_of_the_engine(beams, tinypy):
     assert again.picture().alt == beams.picture().alt
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 16])
+@pytest.mark.parametrize("block_size", thorough_after(1, [3, 1, 16]))
 def test_beams_of_any_block_size(tinypy, block_size):
     engine = Engine(tinypy.lm, small(num_blocks=200, block_size=block_size))
     history = record_beams(engine, tinypy.lm.encode("import os\nimport"), width=3, steps=4)

@@ -24,7 +24,7 @@ from minikv.course.chapters.ch12_tiers_and_sessions.trace_rates import (
     STORED_MOST,
     TraceRates,
 )
-from minikv.course.measure.workload import conversations, write_code
+from minikv.course.workloads.workload import conversations, write_code
 from minikv.tiers.identity import model_fingerprint
 
 ONE_TOKEN = minikv.SamplingParams(max_tokens=1)

@@ -38,6 +38,7 @@ class DocumentsFirst(RadixCache):
         return next(alone, None) or super().first_leaf()
 
 
+@pytest.mark.thorough
 def test_eviction_matters_more_than_the_order_of_arrival(lm):
     """Answers in time, and the longest wait, over four seeds."""
     in_time, longest = {}, {}

@@ -24,7 +24,7 @@ from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
-from minikv.course.exercises.manifest import Exercise, ReaderError, find
+from minikv.course.exercise_data.manifest import Exercise, ReaderError, find
 
 FILE = "plan.toml"
 COLUMNS = ["student", "exercise", "points", "why"]
@@ -57,7 +57,7 @@ class Override:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class TermPlan:
     """All weeks. As a route it has `exercises`, by their ids, and no end of its own."""
 
     name: str
@@ -83,10 +83,10 @@ class Plan:
         return self.points.get(exercise.id, exercise.difficulty)
 
 
-NO_PLAN = Plan("", ())
+NO_PLAN = TermPlan("", ())
 
 
-def read(named: str | Path) -> Plan:
+def read(named: str | Path) -> TermPlan:
     """The plan in a file, or one that comes along. Raises ReaderError with file and week."""
     file = Path(named)
     if not file.exists():
@@ -110,7 +110,7 @@ def read(named: str | Path) -> Plan:
             what = Override(float(row["points"]), row["why"])
             overrides[row["student"], row["exercise"]] = what
         named_so = _rows(file, fields.pop("roster", None), ["name", "username"])
-        return Plan(
+        return TermPlan(
             weeks=tuple(week for week, _ in weeks),
             points={id_: most for _, own in weeks for id_, most in own.items()},
             overrides=overrides,

@@ -2,6 +2,7 @@
 
     python -m minikv train                 # about 70 minutes on two CPU cores
     python -m minikv train --hybrid        # tinypy-hybrid: its attention learns to do with windows
+    python -m minikv train --states        # tinypy-states: linear layers learn to do without K, V
     python -m minikv train --evaluate      # bits per byte of the bundled checkpoints
     python -m minikv train --draft         # the head that drafts for it, in minutes
     python -m minikv train --draft model   # the small model that does
@@ -15,9 +16,10 @@ attention, Muon for the matrices (Jordan et al., 2024; `torch.optim.Muon`) and
 AdamW for the rest, a learning rate that falls linearly to zero, and sequences
 that grow from 256 to the model's 1,024 tokens.
 
-tinypy-hybrid is tinypy with a window on four of five layers. Only its attention
-learns, with AdamW, and not from the text but from tinypy's own probabilities for
-every next token (Hinton et al., 2015): these are much less noisy.
+tinypy-hybrid is tinypy with a window on four of five layers; tinypy-states has linear
+layers in the place of the same four. Only what takes attention's place learns, and not
+from the text but from tinypy's own probabilities for every next token (Hinton et al.,
+2015): these are much less noisy.
 """
 
 import argparse
@@ -41,8 +43,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from tqdm import tqdm
 
 from minikv.checkpoint import BUNDLED, load, read_weights
-from minikv.course.maker import train_draft, train_head
-from minikv.course.measure.corpus import Corpus, read_corpus
+from minikv.course.authoring import train_draft, train_head
+from minikv.course.workloads.corpus import Corpus, read_corpus
 from minikv.engine import Engine
 from minikv.sampling import SamplingParams
 from minikv.speculative import DRAFT_MODELS, HEADS
@@ -67,6 +69,13 @@ WINDOW, FULL = "sliding_attention", "full_attention"
 WINDOWS: dict[str, Any] = dict(
     sliding_window=64, layer_types=[WINDOW, WINDOW, WINDOW, FULL, WINDOW]
 )
+LINEAR = "linear_attention"
+STATES: dict[str, Any] = MODEL | dict(
+    rope_parameters=MODEL["rope_parameters"] | {"partial_rotary_factor": 1.0},
+    layer_types=[LINEAR, LINEAR, LINEAR, FULL, LINEAR], linear_conv_kernel_dim=4,
+    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=64,
+    linear_value_head_dim=64,
+)  # fmt: skip
 
 # A run of blanks stays with the newline before it: indentation is one token.
 SPLIT = Regex(r"\n[ \t]*|[ ]?[A-Za-z_]+|[ ]?[0-9]|[ ]?[^\sA-Za-z_0-9]+|[ \t]+|\s+")
@@ -231,17 +240,74 @@ def train(out: Path, num_tokens: int) -> None:
 
 
 def train_hybrid(out: Path, num_tokens: int) -> None:
-    """tinypy with windows, whose attention learns to give tinypy's probabilities. What it has
-    learned is written, with an index that takes all else from tinypy's file."""
+    """tinypy with windows, whose attention learns to give tinypy's probabilities."""
     from transformers import AutoModelForCausalLM, MinistralConfig, MinistralForCausalLM
 
-    corpus, folder = read_corpus(), out / "tinypy-hybrid"
-    tokenizer = Tokenizer.from_file(str(BUNDLED["tinypy"] / "tokenizer.json"))
-    texts_ids = [[0, *encoding.ids] for encoding in tokenizer.encode_batch(corpus.train)]
     tinypy = AutoModelForCausalLM.from_pretrained(BUNDLED["tinypy"], dtype=torch.float32)
     model = MinistralForCausalLM(MinistralConfig(**MODEL, **WINDOWS))
     model.load_state_dict(tinypy.state_dict())
     learned = [name for name, _ in model.named_parameters() if "self_attn" in name]
+    parameters = [model.get_parameter(name) for name in learned]
+    opt = torch.optim.AdamW(parameters, lr=5e-4, betas=(0.9, 0.95), weight_decay=0.0)
+    tokenizer = Tokenizer.from_file(str(BUNDLED["tinypy"] / "tokenizer.json"))
+    before = bits_per_byte(model, tokenizer, read_corpus().held_out)
+    distil(model, tinypy, learned, [opt], out, "hybrid", num_tokens, {"before": before})
+
+
+def train_states(out: Path, num_tokens: int) -> None:
+    """tinypy with a state in the place of K and V in four of five layers: what is new learns to
+    give tinypy's probabilities. It begins with tinypy's own matrices where these have a part like
+    the new one, and the norms, whose weights are told from 1, are tinypy's less 1."""
+    from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    tinypy = AutoModelForCausalLM.from_pretrained(BUNDLED["tinypy"], dtype=torch.float32)
+    torch.manual_seed(SEED)
+    model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**STATES))
+    old, state = tinypy.state_dict(), model.state_dict()
+    for name, weight in old.items():
+        if name.endswith("norm.weight"):
+            state[name] = weight - 1
+        elif name in state and state[name].shape == weight.shape:
+            state[name] = weight
+    heads, size = MODEL["num_attention_heads"], MODEL["head_dim"]
+    for i, kind in enumerate(STATES["layer_types"]):
+        at = f"model.layers.{i}."
+        q, k, v, o = (old[f"{at}self_attn.{name}_proj.weight"] for name in "qkvo")
+        by_head = q.view(heads, size, -1)
+        if kind == FULL:  # each head's queries, then its output gate
+            gates = state[f"{at}self_attn.q_proj.weight"].view(heads, 2, size, -1)[:, 1]
+            state[f"{at}self_attn.q_proj.weight"] = torch.cat([by_head, gates], 1).flatten(0, 1)
+        else:  # two heads of queries, and four of values, where tinypy has four and two
+            values = v.view(-1, size, v.shape[1]).repeat_interleave(2, 0).flatten(0, 1)
+            qkv = torch.cat([by_head[::2].flatten(0, 1), k, values])
+            state[f"{at}linear_attn.in_proj_qkv.weight"] = qkv
+            state[f"{at}linear_attn.out_proj.weight"] = o
+            state[f"{at}linear_attn.conv1d.weight"][:, 0, -1] = 1.0  # the newest input
+    model.load_state_dict(state)
+    learned = [
+        name for name, _ in model.named_parameters()
+        if "linear_attn" in name or "norm" in name or "q_proj" in name
+    ]  # fmt: skip
+    parameters = [model.get_parameter(name) for name in learned]
+    matrices = [p for p in parameters if p.ndim == 2]
+    opts = [
+        torch.optim.Muon(matrices, lr=0.004, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([p for p in parameters if p.ndim != 2], lr=2e-3, betas=(0.9, 0.95),
+                          weight_decay=0.0),
+    ]  # fmt: skip
+    distil(model, tinypy, learned, opts, out, "states", num_tokens, {})
+
+
+def distil(
+    model, tinypy, learned: list[str], opts: list[torch.optim.Optimizer], out: Path, kind: str,
+    num_tokens: int, bpb: dict[str, float],
+) -> None:  # fmt: skip
+    """Let the `learned` parameters of a model come near tinypy's probabilities. They are written,
+    with an index that takes all else from tinypy's file, to `out` / tinypy-`kind`. `bpb`: what else
+    its card says of bits per byte."""
+    corpus, folder = read_corpus(), out / f"tinypy-{kind}"
+    tokenizer = Tokenizer.from_file(str(BUNDLED["tinypy"] / "tokenizer.json"))
+    texts_ids = [[0, *encoding.ids] for encoding in tokenizer.encode_batch(corpus.train)]
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in learned)
 
@@ -257,12 +323,9 @@ def train_hybrid(out: Path, num_tokens: int) -> None:
             log_probs(model, batch), wanted, log_target=True, reduction="batchmean"
         )
 
-    bpb = {"before": bits_per_byte(model, tokenizer, corpus.held_out)}
     data = partial(batches, texts_ids, num_tokens, HYBRID_PHASES)
-    parameters = [model.get_parameter(name) for name in learned]
-    opt = torch.optim.AdamW(parameters, lr=5e-4, betas=(0.9, 0.95), weight_decay=0.0)
     total = steps_of(HYBRID_PHASES, num_tokens)
-    seconds = learn(model, [opt], loss_of, data, total, out / "hybrid-state.pt")
+    seconds = learn(model, opts, loss_of, data, total, out / f"{kind}-state.pt")
     model.half()
     bpb["after"] = bits_per_byte(model.float(), tokenizer, corpus.held_out)
     bpb["tinypy"] = bits_per_byte(tinypy, tokenizer, corpus.held_out)
@@ -274,7 +337,7 @@ def train_hybrid(out: Path, num_tokens: int) -> None:
     index = json.dumps({"metadata": {}, "weight_map": files}, indent=1)
     (folder / "model.safetensors.index.json").write_text(index + "\n", encoding="utf-8")
     shutil.copy(BUNDLED["tinypy"] / "tokenizer_config.json", folder)
-    card = Path(__file__).with_name("tinypy_hybrid_card.md").read_text(encoding="utf-8").format(
+    card = Path(__file__).with_name(f"tinypy_{kind}_card.md").read_text(encoding="utf-8").format(
         **bpb, tokens=num_tokens / 1e6, minutes=seconds / 60, threads=torch.get_num_threads(),
         params=sum(state[name].numel() for name in learned) / 1e6, torch=torch.__version__,
         size=(folder / LEARNED).stat().st_size / 1e6,
@@ -344,9 +407,12 @@ def write_card(folder: Path, corpus: Corpus, bpb: float, num_tokens: int, second
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("build/train"), help="working folder")
     parser.add_argument(
-        "--tokens", type=int, help="how long to train; default: 20 million, --hybrid 2 million"
+        "--tokens",
+        type=int,
+        help="how long to train; default: 20 million, --hybrid and --states 2 million",
     )
     parser.add_argument("--hybrid", action="store_true", help="train only tinypy-hybrid")
+    parser.add_argument("--states", action="store_true", help="train only tinypy-states")
     parser.add_argument(
         "--draft", nargs="?", const="head", choices=("head", "model"),
         help="train only what drafts (a few minutes): the head, or the small model",
@@ -375,12 +441,12 @@ def run(args: argparse.Namespace) -> int:
         print(f"Written to {args.out / place.name}; its place is {place}.")
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
-    name = "tinypy-hybrid" if args.hybrid else "tinypy"
+    kinds: dict[str, Callable[[Path, int], None]] = {
+        "tinypy-hybrid": train_hybrid, "tinypy-states": train_states,
+    }  # fmt: skip
+    name = "tinypy-hybrid" if args.hybrid else "tinypy-states" if args.states else "tinypy"
     try:
-        if args.hybrid:
-            train_hybrid(args.out, args.tokens or 2_000_000)
-        else:
-            train(args.out, args.tokens or 20_000_000)
+        kinds.get(name, train)(args.out, args.tokens or (20 if name == "tinypy" else 2) * 1_000_000)
     except KeyboardInterrupt:
         print(f"\nStopped; the same command goes on from {args.out}", file=sys.stderr)
         return 130
