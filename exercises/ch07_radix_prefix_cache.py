@@ -1,20 +1,23 @@
-"""The radix prefix cache: a tree, chained hashes, bugs of hits, ends of turns, the engine's step.
+"""The radix prefix cache: a tree, hashes, bugs of hits, ends of turns, the engine's step, pins.
 
 Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("07.1") in the notebook, or in a terminal: python -m minikv check 07.1
 """
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Seq
 from hashlib import sha256
+from typing import Any
 
-from minikv import engine, radix, scheduler
+from minikv import engine, radix, retention, scheduler
 from minikv.blocks import BlockPool
 from minikv.course.chapters.ch07_radix_prefix_cache.answers import keys_of
 from minikv.errors import require_int
 from minikv.outputs import hits_stop_string
 from minikv.radix import InsertResult, Key, MatchResult, Node, Root
+from minikv.retention import LONGEST, MOST, Rank
 from minikv.sequence import Sequence
 
 
@@ -356,3 +359,68 @@ def guess_prompt(
     a guess is a hit if it takes less than half as long as the decoy.
     """
     raise NotImplementedError("Exercise 07.8: guess_prompt")
+
+
+# ── 07.9 Retention on a trace ─────────────────────────────────────────────────────
+def pinned(cache: "RetainingCache", leaf: Node) -> Rank:
+    """Leaves without a pin go first, then those whose pin is not over, and within each half the
+    least recently used. `cache.pins` and `cache.last_use` have seconds by node; a leaf that was
+    never pinned is not in `pins`, and a time of 0 is always over."""
+    raise NotImplementedError("Exercise 07.9: pinned")
+
+
+class RetainingCache(retention.RetainingCache):
+    """A radix cache that asks a policy which leaf to evict.
+
+    `clock()` returns seconds that never go back. `last_use` has an entry for each node; no two uses
+    have the same time. `pins` are nodes where a request ended that asked to be kept. When a leaf
+    goes, its parent takes its pin over.
+
+    `order` is a heap of leaves. Each use of a leaf adds an entry, and its old ones stay: they are
+    too early, and are corrected when they come first. If most of the heap is old, it is made again.
+    """
+
+    # ── 07.9 Retention on a trace ─────────────────────────────────────────────────
+    def pin(self, node: Node, seconds: float) -> bool:
+        """Keep `node` and all its ancestors, if possible, for `seconds` from now, at most LONGEST.
+        A pin that it has already is replaced.
+
+        Returns False, and leaves the node without a pin, if all pins together would then hold more
+        than MOST of the pool's blocks. Pins whose time is over do not count, and are forgotten; a
+        block that several pins hold counts once. A node that the tree has forgotten gets none,
+        either. `_queue` is told, for the node may now be due earlier.
+        """
+        raise NotImplementedError("Exercise 07.9: RetainingCache.pin")
+
+    # ── 07.9 Retention on a trace ─────────────────────────────────────────────────
+    def first_leaf(self) -> Node:
+        """Of all unlocked leaves, the one that goes first, by `_entry`. Called only if there is
+        one, and O(log leaves): a leaf whose place has changed is put where it belongs when its
+        entry comes first in `order`, and the entry of a node that is no unlocked leaf is dropped.
+        A leaf whose time is over, by `deadlines`, gets a new entry."""
+        raise NotImplementedError("Exercise 07.9: RetainingCache.first_leaf")
+
+    def lock(self, node: Node) -> None:
+        """As in `RadixCache`; a pin on `node` ends, for what it was waiting for has come."""
+        self.pins.pop(node, None)
+        super().lock(node)
+
+    def _entry(self, leaf: Node, now: float) -> tuple[bool, Any, float, int, Node]:
+        """Where a leaf stands in the order of eviction: the least goes first. At `until` itself
+        its time is over."""
+        until, age = self.policy(self, leaf)
+        return now < until, age, self.last_use[leaf], id(leaf), leaf
+
+    def _queue(self, node: Node) -> None:
+        """If `node` is an unlocked leaf, put it where it stands now."""
+        if node not in self.unlocked or node.children:
+            return
+        now, leaves = self.clock(), [node]
+        if len(self.order) + len(self.deadlines) > 3 * len(self.unlocked) + 64:
+            self.order, self.deadlines = [], []  # most of them are no longer true
+            leaves = [one for one in self.unlocked if not one.children]
+        for leaf in leaves:
+            heapq.heappush(self.order, self._entry(leaf, now))
+            until = self.policy(self, leaf).until
+            if now < until:
+                heapq.heappush(self.deadlines, (until, id(leaf), leaf))

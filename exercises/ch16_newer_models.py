@@ -1,21 +1,17 @@
-"""Caches of newer models: windows, hits for several groups of layers, latents, retention.
+"""Caches of newer models: windows, hits for several groups of layers, latents, chosen blocks.
 
 Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("16.1") in the notebook, or in a terminal: python -m minikv check 16.1
 """
 
-import heapq
 from collections.abc import Sequence as Seq
-from typing import Any
 
 import torch
 
-from minikv import retention
 from minikv.attention import causal_mask
 from minikv.blocks import blocks_for
+from minikv.course.chapters.ch16_newer_models.choosing import SIZE
 from minikv.course.chapters.ch16_newer_models.latent import EPS, THETA, LatentWeights
-from minikv.radix import Node
-from minikv.retention import LONGEST, MOST, Rank
 
 
 # ── 16.1 Behind the window ────────────────────────────────────────────────────────
@@ -121,66 +117,25 @@ def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * weight
 
 
-# ── 16.4 Retention on a trace ─────────────────────────────────────────────────────
-def pinned(cache: "RetainingCache", leaf: Node) -> Rank:
-    """Leaves without a pin go first, then those whose pin is not over, and within each half the
-    least recently used. `cache.pins` and `cache.last_use` have seconds by node; a leaf that was
-    never pinned is not in `pins`, and a time of 0 is always over."""
-    raise NotImplementedError("Exercise 16.4: pinned")
+# ── 16.4 One choice for all heads: broken, fix it ─────────────────────────────────
+def by_bounds(q: torch.Tensor, k: torch.Tensor, most: int) -> list[list[int]]:
+    """For each KV head, the blocks that may hold the largest scores.
 
+    q: (K, G, D), the newest token's G query heads of each KV head. k: (L, K, D), the keys of the
+    text, the newest one last. Returns K lists with the places of `most` blocks in ascending order,
+    or of all blocks if there are fewer. Blocks have SIZE tokens; the newest token's own block is
+    not chosen, because it is read anyway.
 
-class RetainingCache(retention.RetainingCache):
-    """A radix cache that asks a policy which leaf to evict.
-
-    `clock()` returns seconds that never go back. `last_use` has an entry for each node; no two uses
-    have the same time. `pins` are nodes where a request ended that asked to be kept. When a leaf
-    goes, its parent takes its pin over.
-
-    `order` is a heap of leaves. Each use of a leaf adds an entry, and its old ones stay: they are
-    too early, and are corrected when they come first. If most of the heap is old, it is made again.
+    Of a block only the least and the largest number of each channel are looked at. No key in it has
+    a larger product with a query than the bound: the sum over the channels of the larger of q times
+    the least and q times the largest number. A KV head's query heads read the same blocks, so the
+    highest of their bounds counts.
     """
-
-    # ── 16.4 Retention on a trace ─────────────────────────────────────────────────
-    def pin(self, node: Node, seconds: float) -> bool:
-        """Keep `node` and all its ancestors, if possible, for `seconds` from now, at most LONGEST.
-        A pin that it has already is replaced.
-
-        Returns False, and leaves the node without a pin, if all pins together would then hold more
-        than MOST of the pool's blocks. Pins whose time is over do not count, and are forgotten; a
-        block that several pins hold counts once. A node that the tree has forgotten gets none,
-        either. `_queue` is told, for the node may now be due earlier.
-        """
-        raise NotImplementedError("Exercise 16.4: RetainingCache.pin")
-
-    # ── 16.4 Retention on a trace ─────────────────────────────────────────────────
-    def first_leaf(self) -> Node:
-        """Of all unlocked leaves, the one that goes first, by `_entry`. Called only if there is
-        one, and O(log leaves): a leaf whose place has changed is put where it belongs when its
-        entry comes first in `order`, and the entry of a node that is no unlocked leaf is dropped.
-        A leaf whose time is over, by `deadlines`, gets a new entry."""
-        raise NotImplementedError("Exercise 16.4: RetainingCache.first_leaf")
-
-    def lock(self, node: Node) -> None:
-        """As in `RadixCache`; a pin on `node` ends, for what it was waiting for has come."""
-        self.pins.pop(node, None)
-        super().lock(node)
-
-    def _entry(self, leaf: Node, now: float) -> tuple[bool, Any, float, int, Node]:
-        """Where a leaf stands in the order of eviction: the least goes first. At `until` itself
-        its time is over."""
-        until, age = self.policy(self, leaf)
-        return now < until, age, self.last_use[leaf], id(leaf), leaf
-
-    def _queue(self, node: Node) -> None:
-        """If `node` is an unlocked leaf, put it where it stands now."""
-        if node not in self.unlocked or node.children:
-            return
-        now, leaves = self.clock(), [node]
-        if len(self.order) + len(self.deadlines) > 3 * len(self.unlocked) + 64:
-            self.order, self.deadlines = [], []  # most of them are no longer true
-            leaves = [one for one in self.unlocked if not one.children]
-        for leaf in leaves:
-            heapq.heappush(self.order, self._entry(leaf, now))
-            until = self.policy(self, leaf).until
-            if now < until:
-                heapq.heappush(self.deadlines, (until, id(leaf), leaf))
+    count = (len(k) - 1) // SIZE
+    blocks = (
+        k[: count * SIZE].view(count, SIZE, *k.shape[1:]).permute(2, 0, 1, 3)
+    )  # (K, B, SIZE, D)
+    low, high = blocks.amin(2)[:, None], blocks.amax(2)[:, None]  # (K, 1, B, D)
+    bounds = torch.maximum(q[:, :, None] * low, q[:, :, None] * high).sum(-1)  # (K, G, B)
+    best = bounds.amax((0, 1)).expand(len(q), -1)  # (K, B)
+    return [sorted(one.topk(min(most, count)).indices.tolist()) for one in best]

@@ -13,18 +13,18 @@ import pytest
 import torch
 
 import minikv
+from minikv.course.authoring import buttons
 from minikv.course.chapters import each, folders
 from minikv.course.chapters import notebook as name_of
-from minikv.course.exercises.manifest import chapter_of, chapters
-from minikv.course.exercises.skeletons import skeleton
-from minikv.course.maker import buttons
-from minikv.course.measure import running_table
-from minikv.course.measure.running_table import Run, Rung, RunningTable
+from minikv.course.exercise_data.manifest import chapter_of, chapters
+from minikv.course.exercise_data.skeletons import skeleton
 from minikv.course.pictures import style
 from minikv.course.pictures.engine_step import engine_step
 from minikv.course.pictures.timeline import Timeline, _chip, visible
 from minikv.course.reader import ladder, progress_file, routes
 from minikv.course.reports.markup import hours
+from minikv.course.workloads import running_table
+from minikv.course.workloads.running_table import Run, Rung, RunningTable
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS, EXERCISES = sorted((ROOT / "notebooks").glob("*.ipynb")), ROOT / "exercises"

@@ -23,7 +23,7 @@ interpreted = pytest.mark.skipif(
 )
 SHAPE = dict(vocab_size=300, hidden_size=64, intermediate_size=96, num_layers=1, num_heads=2,
              num_kv_heads=1, max_context=64)  # fmt: skip
-STEPS = gpu.Steps(context=20, steps=2, warm_up=1, batch_tokens=40)
+STEPS = gpu.DecodeSteps(context=20, steps=2, warm_up=1, batch_tokens=40)
 
 
 class MadeUpClock:

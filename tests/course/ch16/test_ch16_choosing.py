@@ -14,14 +14,15 @@ from minikv.course.chapters.ch16_newer_models.pictures import choice_picture, me
 
 def test_a_key_that_a_query_asks_for_is_among_the_chosen():
     """In either direction of a channel: the bound takes the larger of two products."""
-    k = torch.randn(6 * SIZE + 3, 8, generator=torch.Generator().manual_seed(0)) / 10
-    k[2 * SIZE + 5, 1], k[4 * SIZE, 3] = 9.0, -9.0
-    up, down = torch.zeros(2, 8)
-    up[1], down[3] = 1.0, -1.0
-    assert by_bounds(up[None], k, 1) == [2] and by_bounds(down[None], k, 1) == [4]
-    assert by_bounds(torch.stack([up, down]), k, 2) == [2, 4]
-    assert len(by_bounds(up[None], k, 99)) == 6
-    assert the_latest(up[None], k, 2) == [4, 5] and the_latest(up[None], k, 99) == [*range(6)]
+    k = torch.randn(6 * SIZE + 3, 1, 8, generator=torch.Generator().manual_seed(0)) / 10
+    k[2 * SIZE + 5, 0, 1], k[4 * SIZE, 0, 3] = 9.0, -9.0
+    up, down = torch.zeros(2, 1, 1, 8)
+    up[..., 1], down[..., 3] = 1.0, -1.0
+    assert by_bounds(up, k, 1) == [[2]] and by_bounds(down, k, 1) == [[4]]
+    assert by_bounds(torch.cat([up, down], 1), k, 2) == [[2, 4]]
+    assert by_bounds(torch.cat([up, down]), k.expand(-1, 2, -1), 1) == [[2], [4]]
+    assert len(by_bounds(up, k, 99)[0]) == 6
+    assert the_latest(up, k, 2) == [[4, 5]] and the_latest(up, k, 99) == [[*range(6)]]
 
 
 @pytest.mark.parametrize("length", [6 * SIZE, 5 * SIZE + 1])
@@ -35,7 +36,9 @@ def test_all_blocks_are_full_attention_and_fewer_are_not(tinypy, length):
 
 
 def test_pictures_tell_their_numbers():
-    alt = choice_picture({"the latest": {2: 0.66, 8: 0.45}}, 62).alt
-    assert "62 blocks" in alt and "0.660 with 2, 0.450 with 8" in alt
+    latest, chosen = {2: 0.66, 4: 0.5, 8: 0.45}, {2: 0.52, 4: 0.3, 8: 0.2}
+    alt = choice_picture({"the latest": latest, "the highest bounds": chosen}, 62).alt
+    assert alt.startswith("4 chosen blocks of 62 are worth more than the latest 8. KL in bits")
+    assert "the latest: 0.660 with 2, 0.500 with 4, 0.450 with 8; the highest bounds: 0.520" in alt
     alt = memory_picture({"in groups": {124: 2**20, 324: 3 * 2**19}}).alt
     assert "MiB at 124, 324 tokens: in groups: 1.0, 1.5" in alt

@@ -17,7 +17,7 @@ from minikv.course.judge.scenarios import Group, Log, Words, same, scenario
 from minikv.course.pictures.snapshot import counted
 from minikv.model import rotate
 
-EARLIER = "the groups above: which of them fails?"
+EARLIER = "the smallest shape that differs: which of its sizes is in no line above?"
 
 
 def call(log: Log, text: str, function: Callable, **arguments: Any) -> Any:
@@ -76,12 +76,10 @@ def scored(scores: list[float], dim: int) -> tuple:
 
 LN_3 = [[0.0] * 4, [math.log(3), 5.0, -1.0, 2.0]]
 
-scenario(
-    "01.1",
-    one_query,
+scenario("01.1", one_query,
     Group("equal keys: the plain mean of the values",
           [*(vectors(*shape, key=[0.5, -1.0]) for shape in ((4, 2, 3), (4, 2, 1), (7, 2, 2))),
-           ("the docstring's example", [1.0, 2.0], [[3.0, 0.0]] * 2, [[10.0], [20.0]])],
+          ("the docstring's example", [1.0, 2.0], [[3.0, 0.0]] * 2, [[10.0], [20.0]])],
           "if all keys are equal, what are the weights?"),
     Group("one key: its value, whatever its score",
           [vectors(1, 3, 2, 2), vectors(1, 3, 4, 3), vectors(1, 1, 1, 4)],
@@ -89,19 +87,18 @@ scenario(
     Group("a score larger by ln 3 gets three times the weight",
           [("weights 1/4 and 3/4 on 8 and 16", [2.0, 0.0, 0.0, 0.0], LN_3, [[8.0], [16.0]])],
           "the steps from product to weight"),
-    Group("many keys, several dimensions",
-          [vectors(*shape, seed) for seed, shape in enumerate([(2, 1, 1), (5, 3, 2), *product(
-              (2, 3, 9, 40), (1, 2, 5, 16, 64), (1, 3, 7, 16))])],
+    Group("many keys, several dimensions", [vectors(*shape, seed)
+          for seed, shape in enumerate([(2, 1, 1), (5, 3, 2),
+          *product((2, 3, 9, 40), (1, 2, 5, 16, 64), (1, 3, 7, 16))])],
           "the formula, line by line"),
     Group("scores up to 10,000 and down to -10,000",
-          [scored([sign * score for score in scores], dim)
-           for dim in (1, 16, 3) for sign in (1.0, -1.0)
-           for scores in ([9_990.0, 10_000.0, 9_999.0], [10_000.0], [800.0, 799.0])],
-          "what may be subtracted from every score without changing a weight?"),
+          [scored([sign * score for score in scores], dim) for dim in (1, 16, 3)
+          for sign in (1.0, -1.0) for scores in ([9_990.0, 10_000.0, 9_999.0], [10_000.0],
+          [800.0, 799.0])], "what may be subtracted from every score without changing a weight?"),
     Group("scores far apart, from -10,000 to 10,000",
           [*(scored(scores, dim) for dim in (1, 16)
-             for scores in ([-1e4, 0.0, 1e4], [1e4, 0.0, -1e4], [0.0, 1e4, 9_998.0, -1e4])),
-           ("a weight of 1/3,000 on a million", [1.0], [[8.0], [0.0]], [[0.0], [1e6]])],
+          for scores in ([-1e4, 0.0, 1e4], [1e4, 0.0, -1e4], [0.0, 1e4, 9_998.0, -1e4])),
+          ("a weight of 1/3,000 on a million", [1.0], [[8.0], [0.0]], [[0.0], [1e6]])],
           "which score must be subtracted so that no exponent is above 0?"),
 )  # fmt: skip
 
@@ -125,25 +122,23 @@ def masks(mine, program, log: Log) -> None:
 
 OLDEST = "which is the oldest key that a query still sees?"
 
-scenario(
-    "01.2",
-    masks,
+scenario("01.2", masks,
     Group("a square: as many queries as keys", [(4, 4), (1, 1), (3, 3), (7, 7)],
           "which keys may query 0 see?"),
     Group("one query, the last: it sees every key", [(1, 5), (1, 2), (1, 30)],
-          "the position of query 0"),
+          "with more keys than queries: at which position does query 0 stand?"),
     Group("a rectangle: a chunk after a prefix", [(2, 5), (3, 4), (5, 13), (4, 3000)],
           "the position of query 0"),
     Group("a window on a square", [(5, 5, 2), (5, 5, 1), (5, 5, 3)], OLDEST),
     Group("a window on a rectangle", [(2, 6, 3), (3, 9, 1), (4, 7, 5)], OLDEST),
-    Group("one query and a window", [(1, 6, 3), (1, 6, 1), (1, 2, 1), (1, 900, 70)], OLDEST),
+    Group("one query and a window", [(1, 6, 3), (1, 6, 1), (1, 2, 1), (1, 900, 70)],
+          "the case of one query: which keys are too old for it?"),
     Group("a window as wide as the keys, or wider", [(4, 4, 4), (2, 6, 50), (2, 6, 6), (1, 3, 3)],
           "such a window hides nothing"),
-    Group("every small mask",
-          [(num_queries, num_keys, *window)
-           for num_keys in range(1, 8) for num_queries in range(1, num_keys + 1)
-           for window in ((), (None,), *((w,) for w in range(1, num_keys + 2)))],
-          EARLIER),
+    Group("every small mask", [(num_queries, num_keys, *window) for num_keys in range(1, 8)
+          for num_queries in range(1, num_keys + 1)
+          for window in ((), (None,), *((w,) for w in range(1, num_keys + 2)))],
+          "the smallest mask that differs: which row, and at which of its two ends?"),
 )  # fmt: skip
 
 
@@ -268,30 +263,26 @@ EVERY += cases((3, 5, 4, 2, 1), (1, 4, 2, 1, 1), (4, 4, 1, 1, 1, 2))  # squeeze(
 EVERY += cases((130, 130, 4, 2, 64), (1, 300, 4, 2, 128), (5, 300, 4, 4, 80, 40),
                (70, 1100, 2, 1, 16), (1, 700, 4, 2, 24, 129))  # fmt: skip
 
-scenario(
-    "01.3",
-    partial(attention, "naive_attention"),
+scenario("01.3", partial(attention, "naive_attention"),
     Group("one head, as many queries as keys",
           cases((5, 5, 1, 1, 2), (1, 1, 1, 1, 9), (7, 7, 1, 1, 16), (3, 3, 1, 1, 5)),
           "by which size are the scores scaled, over which dimension is the softmax?"),
     Group("many heads, each with its own keys and values",
           cases((5, 5, 4, 4, 8), (3, 3, 5, 5, 2), (8, 8, 3, 3, 3), (4, 4, 4, 4, 4)),
-          "which dimension is which?"),
+          "which dimension is which, and does `reshape` swap two?"),
     Group("query heads share KV heads in groups",
           cases(*((6, 6, *heads, 8) for heads in ((4, 2), (6, 3), (6, 2), (5, 1), (8, 2)))),
           "which query heads use KV head 0?"),
     Group("a chunk after a prefix", cases((3, 8, 4, 2, 8), (1, 6, 4, 2, 8), (5, 6, 4, 2, 8)),
           "what causal_mask is called with"),
-    Group("a sliding window",
-          cases((7, 7, 4, 2, 8, 3), (2, 9, 4, 2, 8, 4), (4, 4, 4, 2, 8, 1), (1, 8, 4, 2, 8, 3)),
-          "where `window` goes"),
+    Group("a sliding window", cases((7, 7, 4, 2, 8, 3), (2, 9, 4, 2, 8, 4), (4, 4, 4, 2, 8, 1),
+          (1, 8, 4, 2, 8, 3)), "where `window` goes"),
     Group("half precision: computed in float32, returned in q's dtype",
           cases((6, 40, 4, 2, 12), (5, 5, 2, 2, 8), (1, 17, 6, 3, 10, 5), how=tuple(HALF)),
           "which line makes the first difference? Print the dtypes"),
     Group("scores of 10,000", cases(*SPECIAL, how=(LARGE,)), "the softmax of large scores"),
     Group("a hidden key that scores far higher than the visible ones",
-          cases(*HIDING, how=(HIDDEN,)),
-          "what do the hidden scores become before the softmax?"),
+          cases(*HIDING, how=(HIDDEN,)), "what do the hidden scores become before the softmax?"),
     Group("tensors with another layout in memory, and two calls",
           cases(*SPECIAL, how=(PARTS, HEADS_FIRST, TWICE)),
           "what do you keep between calls, and what depends on the strides?"),
@@ -300,26 +291,23 @@ scenario(
 
 ORDER = "in every line that names KV head and place in the group: which comes first?"
 
-scenario(
-    "01.4",
-    partial(attention, "grouped_attention"),
+scenario("01.4", partial(attention, "grouped_attention"),
     Group("as many KV heads as query heads", cases((5, 5, 4, 4, 8), (3, 3, 5, 5, 6)),
           "each head alone, as in 01.1: the scale, the mask, the softmax over the keys"),
     Group("a single KV head", cases((5, 5, 4, 1, 8), (3, 3, 5, 1, 6)), ORDER),
     Group("4 query heads on 2 KV heads, as in tinypy", cases((6, 6, 4, 2, 8)), ORDER),
-    Group("groups of other sizes",
-          cases(*((5, 5, *heads, 4) for heads in ((6, 3), (6, 2), (8, 2), (12, 3)))), ORDER),
+    Group("groups of other sizes", cases(*((5, 5, *heads, 4)
+          for heads in ((6, 3), (6, 2), (8, 2), (12, 3)))), ORDER),
     Group("a chunk after a prefix, and a window",
           cases((3, 9, 6, 2, 8), (3, 9, 6, 2, 8, 3), (5, 5, 6, 2, 8, 2), (1, 9, 6, 2, 8, 3)),
           "the mask, and where it meets the scores"),
     Group("large scores, other layouts in memory, two calls",
-          cases(*HIDING, how=(HIDDEN,))
-          + cases(*SPECIAL, how=(LARGE, PARTS, HEADS_FIRST, TWICE)),
+          cases(*HIDING, how=(HIDDEN,)) + cases(*SPECIAL, how=(LARGE, PARTS, HEADS_FIRST, TWICE)),
           "the softmax, and what you keep between calls"),
     Group("every other shape", EVERY, EARLIER),
     Group("keys and values are not repeated",
           cases((3, 11, 6, 2, 8), (2, 7, 4, 1, 6), how=(COPIES,)),
-          "the shapes of all tensors, line by line"),
+          "which line gives every query head its own keys or values, here or in a call?"),
 )  # fmt: skip
 
 
@@ -358,24 +346,19 @@ TURNED = "(1, 0), (0, 1) and three more, rotated with cos 0.6 and sin 0.8"
 # Not a quarter turn: with cos = 0 too many mistakes look alike.
 ANGLE = torch.full((5, 1, 2), 0.6), torch.tensor([[[-0.8, 0.8]]] * 5)
 
-scenario(
-    "01.5",
-    rotation,
+scenario("01.5", rotation,
     Group("position 0: nothing rotates", [many([0], 3, 8), many([0, 0], 1, 16)],
           "cos is 1 there, sin is 0; x (T, heads, D) stays"),
     Group("one pair", [(TURNED, PAIRS, ANGLE)],
           "(1, 0) becomes (0.6, 0.8), and (0, 1) becomes (-0.8, 0.6)"),
     Group("each channel has its partner",
           [(f"{dim} tokens, token i is 1 in channel i and 0 elsewhere", torch.eye(dim)[:, None],
-            [3] * dim) for dim in (8, 4, 6, 16)],
-          "which channel is the partner of channel 0?"),
+          [3] * dim) for dim in (8, 4, 6, 16)], "which channel is the partner of channel 0?"),
     Group("many tokens, heads and positions",
           [many([0, 1, 2, 3, 4], 4, 8), many([7, 1000], 6, 64), many([5], 2, 6),
-           many([3, 3, 9], 2, 2)]
-          + [many([dim + 3 * i for i in range(tokens)], heads, dim, heads_first)
-             for tokens, heads, dim, heads_first in product(
-                 (1, 2, 4, 9), (1, 2, 4, 8), (8, 10, 32, 128), (False, True))],
-          "shapes: x (T, heads, D), cos and sin (T, 1, D)"),
+          many([3, 3, 9], 2, 2)] + [many([dim + 3 * i for i in range(tokens)], heads, dim,
+          heads_first) for tokens, heads, dim, heads_first in product((1, 2, 4, 9), (1, 2, 4, 8),
+          (8, 10, 32, 128), (False, True))], "shapes: x (T, heads, D), cos and sin (T, 1, D)"),
     Group("the same distance at other positions",
           [many(positions, 1, 16) for positions in ([12, 5], [107, 100], [0, 7], [993, 1000])],
           "write down both channels of one pair, and the angle that each of them gets"),

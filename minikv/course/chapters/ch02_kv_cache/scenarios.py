@@ -247,7 +247,7 @@ def attending(look: str, room: int | None) -> list[Group]:
         Group("chunks of several tokens after a prefix",
               fed(*chunks, room=room) + fed(*chunks[1:3], room=room, shape=ONES), look),
         Group("each layer has its own sliding window", windows,
-              "which window does this layer have, and where does it go?"),
+              "which window does this layer have, and which argument takes it?"),
     ]  # fmt: skip
 
 
@@ -255,10 +255,9 @@ PASS = "tinypy: logits with the cache equal logits without, at every position"
 APPENDING = "over which k and v do you attend, and what do you keep for the next call?"
 KEPT = "what is assigned to `self.k[layer]` and `self.v[layer]`?"
 SLOTS = "which slots do you write, and over which do you attend?"
-ABOVE = "the groups above: which of them fails?"
+ABOVE = "the first call that differs: what did the one before it leave in the cache?"
 
-scenario(
-    "02.1", caches,
+scenario("02.1", caches,
     Group("the first tokens attend to each other", fed("A+1", "A+2", "A+6"), APPENDING),
     Group("keys and values of every layer are kept",
           fed("A+3 A+3", "A+1 A+1 A+1", "A+4 A+1 A+2", looks="memory"), KEPT),
@@ -269,23 +268,21 @@ scenario(
           [random_caches(seed, in_place=False) for seed in range(40)], ABOVE),
 )  # fmt: skip
 
-scenario(
-    "02.3", caches,
+scenario("02.3", caches,
     Group("num_tokens changes with the last layer, and with no other",
           [*fed("A+4 A+1", "A+1 A+2 A+1", looks="count", room=40),
-           *((Shape(windows=(None,) * layers), 40, "A+2 A+1", "count") for layers in (1, 5))],
+          *((Shape(windows=(None,) * layers), 40, "A+2 A+1", "count") for layers in (1, 5))],
           "under which condition does `num_tokens` change?"),
     Group("keys and values are in their slots, and nowhere else",
           [*fed("A+4 A+1 A+1", "A+1 A+2", looks="memory", room=9),
-           *fed("A+3 A+2", looks="memory", room=6, shape=Shape(dtype=torch.bfloat16))],
+          *fed("A+3 A+2", looks="memory", room=6, shape=Shape(dtype=torch.bfloat16))],
           "the slots of this chunk: from num_tokens up to num_tokens + T"),
     *attending(SLOTS, 16),
-    Group("the storage stays where it is",
-          fed("A+3 A+1", "A+8", "A+2 A+2 A+2 A+2", looks="place", room=8),
-          "what is assigned to `self.kv`? A slice of it, or all of it?"),
+    Group("the storage stays where it is", fed("A+3 A+1", "A+8", "A+2 A+2 A+2 A+2", looks="place",
+          room=8), "what is assigned to `self.kv`? A slice of it, or all of it?"),
     Group("what does not fit is refused, and nothing has changed",
           fed("A+4 A+3@0", "A+4 A+3@1", "A+4 A+3@2", "A+4 A+3", "A+4 A+5", "A+7", "A+7@2",
-              "A+6 A+1", "A+6 A+1@1", looks="memory count", room=6),
+          "A+6 A+1", "A+6 A+1@1", looks="memory count", room=6),
           "what do you change before you know whether the tokens fit?"),
     Group("filled to the last slot, even after a refusal",
           fed("A+6", "A+4 A+2", "A+4 A+12 A+2", "A+4 A+3@2 A+2", "A+7 A+6 A+1", room=6), SLOTS),
@@ -358,8 +355,7 @@ def random_chat(seed: int) -> tuple:
 SHORT = tuple((PROMPT, 0, length, count) for length, count in ((4, 3), (1, 4), (4, 1)))
 PASSES = "the tokens and the positions of each pass, and the row that its new token comes from"
 
-scenario(
-    "02.2", loops,
+scenario("02.2", loops,
     Group("one pass for the prompt, then one token per pass",
           [(TWO_LAYERS, "concat", 0, (call,), "passes") for call in SHORT], PASSES),
     Group("every token at its own position",
@@ -368,16 +364,17 @@ scenario(
           [(TINYPY, "concat", 0, ((PROMPT, 0, 10, 12),), "tokens")], PASSES),
     Group("the oracle's tokens, from a PreallocatedCache without a spare slot",
           [(TWO_LAYERS, "in place", 0, ((PROMPT, 0, 3, 1),), "tokens"),
-           (TINYPY, "in place", 0, (("import os\n\nclass ", 0, 6, 8),), "tokens")],
+          (TINYPY, "in place", 0, (("import os\n\nclass ", 0, 6, 8),), "tokens")],
           "how many tokens of prompt and answer must go through the model?"),
     Group("it continues after the end token, and when a token repeats",
           [(TINYPY, "concat", 0, ((MAIN, 0, 9, 10),), "tokens"),
-           (TINYPY, "concat", 0, ((LINE_ENDS, 0, 6, 8),), "tokens")],
+          (TINYPY, "concat", 0, ((LINE_ENDS, 0, 6, 8),), "tokens")],
           "how many tokens must be returned?"),
     Group("a prompt that follows cached tokens",
           [(TWO_LAYERS, "concat", 6, ((PROMPT, 6, 4, 4),), "positions tokens"),
-           (TWO_LAYERS, "bare", 1, ((PROMPT, 0, 1, 2),), "positions tokens"),
-           (TINYPY, "in place", 3, ((PROMPT, 0, 5, 3),), "positions tokens")], PASSES),
+          (TWO_LAYERS, "bare", 1, ((PROMPT, 0, 1, 2),), "positions tokens"),
+          (TINYPY, "in place", 3, ((PROMPT, 0, 5, 3),), "positions tokens")],
+          "how many tokens are in the cache when a pass begins: where does the prompt start?"),
     Group("one new token; a prompt of one token",
           [(TINYPY, "concat", 0, ((PROMPT, 0, *call),), "tokens") for call in ((10, 1), (1, 3))],
           PASSES),
@@ -443,23 +440,20 @@ def cut_prompts(mine, cuts, log: Log) -> None:
 
 MASK = "at which position does query i stand, and which keys may it see?"
 
-scenario(
-    "02.4", chunks_after,
-    Group("which keys each query sees",
-          heads_of(2, 1, 0, (8, 8), (1, 8), (3, 8), (2, 3), (5, 6), (6, 33)), MASK),
+scenario("02.4", chunks_after,
+    Group("which keys each query sees", heads_of(2, 1, 0, (8, 8), (1, 8), (3, 8), (2, 3), (5, 6),
+          (6, 33)), MASK),
     Group("a whole prompt", heads_of(4, 2, 16, (1, 1), (3, 3), (9, 9), (33, 33)), MASK),
     Group("one token after a prefix", heads_of(4, 2, 16, (1, 2), (1, 7), (1, 33)), MASK),
-    Group("a chunk after a prefix",
-          heads_of(4, 2, 16, (2, 3), (4, 9), (8, 16), (3, 50), (31, 33), (64, 130)), MASK),
+    Group("a chunk after a prefix", heads_of(4, 2, 16, (2, 3), (4, 9), (8, 16), (3, 50), (31, 33),
+          (64, 130)), MASK),
     Group("heads in groups of one, two and three, and all in one group",
           [one for shape in ((3, 3, 16), (4, 2, 8), (6, 2, 64), (4, 1, 5), (1, 1, 2), (1, 1, 1),
-                             (12, 4, 32))
-           for one in heads_of(*shape, (3, 7), (5, 5), (1, 4))],
+          (12, 4, 32)) for one in heads_of(*shape, (3, 7), (5, 5), (1, 4))],
           "which KV head belongs to which query head?"),
 )  # fmt: skip
 
-scenario(
-    "02.4", cut_prompts,
+scenario("02.4", cut_prompts,
     Group("tinypy: the token after a prompt that is cut in different ways",
           [(5,), (), (3,), (2, 6), tuple(range(1, 10))], MASK),
 )  # fmt: skip
@@ -519,14 +513,11 @@ def random_requests(seed: int) -> tuple:
 FIB, EVEN, AREA = ((0, text, length) for text, length in zip(REQUESTS, (8, 9, 10), strict=True))
 COUNTED = "how many of the cached tokens count when a request begins?"
 
-scenario(
-    "02.5", requests_after,
-    Group("the first request",
-          [(TINYPY, (17,), one[2], (one,), "words") for one in (FIB, EVEN, AREA)],
-          "which tokens does it see, and at which positions?"),
-    Group("the second request",
-          [(TINYPY, (17,), 19, (FIB, EVEN), "words"),
-           (TWO_LAYERS, (17,), 9, (FIB, (0, REQUESTS[1], 8)), "words")],
+scenario("02.5", requests_after,
+    Group("the first request", [(TINYPY, (17,), one[2], (one,), "words")
+          for one in (FIB, EVEN, AREA)], "which tokens does it see, and at which positions?"),
+    Group("the second request", [(TINYPY, (17,), 19, (FIB, EVEN), "words"),
+          (TWO_LAYERS, (17,), 9, (FIB, (0, REQUESTS[1], 8)), "words")],
           "which tokens does it see, and at which positions?"),
     Group("the same request three times: the same tokens",
           [(TINYPY, (17,), 24, (FIB,) * 3, "words"), (TWO_LAYERS, (5,), 30, (AREA,) * 3, "words")],
@@ -535,15 +526,15 @@ scenario(
           [(TWO_LAYERS, (17,), 10, ((FIB, EVEN, AREA) * 4)[:10], "words")], COUNTED),
     Group("only the request goes through the model, not the prefix",
           [(TINYPY, (17,), 27, (FIB, EVEN, AREA), "passes"),
-           (TWO_LAYERS, (3,), 9, (EVEN,), "passes"),
-           (TWO_LAYERS, (17,), 70, ((0, REQUESTS[0], 70),), "passes")],
+          (TWO_LAYERS, (3,), 9, (EVEN,), "passes"),
+          (TWO_LAYERS, (17,), 70, ((0, REQUESTS[0], 70),), "passes")],
           "the tokens that the pass is given"),
     Group("a request that does not fit is refused; the next one is right",
           [(TINYPY, (17,), 9, (AREA, EVEN), "words"),
-           (TWO_LAYERS, (17,), 9, (EVEN, AREA, EVEN, AREA, FIB), "words")], COUNTED),
+          (TWO_LAYERS, (17,), 9, (EVEN, AREA, EVEN, AREA, FIB), "words")], COUNTED),
     Group("a prefix of one token, requests of one token",
           [(TINYPY, (1,), 8, (FIB,), "words"),
-           (TINYPY, (17,), 2, ((0, REQUESTS[0], 1), (0, REQUESTS[1], 1)), "words")],
+          (TINYPY, (17,), 2, ((0, REQUESTS[0], 1), (0, REQUESTS[1], 1)), "words")],
           "the position of the request's first token"),
     Group("24 random ones, some to two prefixes in turns",
           [random_requests(seed) for seed in range(24)], ABOVE),

@@ -11,10 +11,9 @@ from minikv.course.chapters.ch03_kv_memory.claims import figure
 from minikv.course.chapters.ch03_kv_memory.given import Shape
 from minikv.course.chapters.ch03_kv_memory.published import CLAIMS, CONFIGS, MISTAKES
 from minikv.course.judge.checking import plain, runs_model, same_as_oracle, shown, witness
-from minikv.course.judge.programs import LINES_ABOVE
 from minikv.course.judge.scenarios import Group, Log, Words, scenario
-from minikv.course.measure.workload import Length, chat_like
 from minikv.course.pictures.snapshot import counted
+from minikv.course.workloads.workload import Length, chat_like
 from minikv.kv_cache import PreallocatedCache
 
 
@@ -38,8 +37,7 @@ def bytes_of_a_token(mine, program, log: Log) -> None:
     log(text, {"result": whole(log.call(text, mine.kv_bytes_per_token, *program, see=False))})
 
 
-scenario(
-    "03.1", bytes_of_a_token,
+scenario("03.1", bytes_of_a_token,
     Group("grouped queries: keys and values, every layer, every KV head",
           [(Shape(3, 10, 2, 7), 1), (Shape(5, 12, 4, 3), 1)],
           "the factors of 2 · layers · KV heads · head dim · bytes: which is wrong?"),
@@ -51,17 +49,16 @@ scenario(
           "what becomes of `bytes_per_number`?"),
     Group("a latent is kept once per layer, for all heads",
           [(Shape(*shape), *number) for number in ((4,), (), (1,))
-           for shape in ((3, 8, 8, 4, 10), (3, 8, 2, 4, 10), (5, 6, 1, 8, 7), (3, 5, 5, 4, 1))],
+          for shape in ((3, 8, 8, 4, 10), (3, 8, 2, 4, 10), (5, 6, 1, 8, 7), (3, 5, 5, 4, 1))],
           "the case `latent_dim` > 0"),
     Group("models with published configs: OPT-13B, Llama-3.2-1B, Qwen2.5-7B, DeepSeek-V3, tinypy",
           [(Shape(40, 40, 40, 128),), (Shape(16, 32, 8, 64),), (Shape(28, 28, 4, 128),),
-           (Shape(61, 128, 128, 128, latent_dim=512 + 64),), (Shape(5, 4, 2, 64), 4)],
-          LINES_ABOVE),
-    Group("any shape in any format",
-          [(Shape(layers, group * kv_heads, kv_heads, dim, latent), *number)
-           for layers, kv_heads, group, dim, latent, number in product(
-               (1, 2, 7), (1, 2, 5), (1, 3), (1, 48), (0, 9), ((1,), (4,), ()))],
-          LINES_ABOVE),
+          (Shape(61, 128, 128, 128, latent_dim=512 + 64),), (Shape(5, 4, 2, 64), 4)],
+          "for which models does it fail: only for the one with a latent?"),
+    Group("any shape in any format", [(Shape(layers, group * kv_heads, kv_heads, dim, latent),
+          *number) for layers, kv_heads, group, dim, latent, number in product((1, 2, 7), (1, 2, 5),
+          (1, 3), (1, 48), (0, 9), ((1,), (4,), ()))],
+          "divide the smallest number that differs by the right one: which factor is left?"),
 )  # fmt: skip
 
 
@@ -102,40 +99,39 @@ ANY_FIELDS = [
     for latent, kv_heads, head_dim in product(LATENTS, KV_HEADS, HEAD_DIMS)
 ]
 
-scenario(
-    "03.2", shapes,
+scenario("03.2", shapes,
     Group("groups of two: tinypy's own config",
           [("tinypy", TINYPY), ("", config_of(48, 6, num_key_value_heads=3, head_dim=8))],
           "where does each of the five numbers come from?"),
     Group("groups of three: 24 query heads on 8",
           [*published("meta-llama/Llama-3.2-3B"),
-           ("", config_of(96, 6, num_key_value_heads=2, head_dim=16))],
+          ("", config_of(96, 6, num_key_value_heads=2, head_dim=16))],
           "what does the config say of KV heads?"),
-    Group("a head dim that is not stated",
-          published("meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-7B", "meta-llama/Meta-Llama-3-70B"),
+    Group("a head dim that is not stated", published("meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-7B",
+          "meta-llama/Meta-Llama-3-70B"),
           "which heads share the hidden size, and when does it matter at all?"),
     Group("the language model of one for text and images",
           [*published("meta-llama/Llama-3.2-11B-Vision"),
-           ('Llama-3.1-8B as "text_config", beside the numbers of a model of images',
-            config_of(640, 10, num_key_value_heads=5, head_dim=99) | {"text_config": LLAMA_8B})],
+          ('Llama-3.1-8B as "text_config", beside the numbers of a model of images',
+          config_of(640, 10, num_key_value_heads=5, head_dim=99) | {"text_config": LLAMA_8B})],
           "whose numbers are these: the language model's, or those beside it?"),
     Group("no KV heads stated, or null: as many as query heads",
-          [("facebook/opt-13b", OPT),
-           ("facebook/opt-13b with null for KV heads", OPT | {"num_key_value_heads": None}),
-           ("facebook/opt-13b with null for the head dim", OPT | {"head_dim": None}),
-           ("google/gemma-2b without KV heads", config_of(2048, 8, head_dim=256))],
+          [("facebook/opt-13b", OPT), ("facebook/opt-13b with null for KV heads",
+          OPT | {"num_key_value_heads": None}),
+          ("facebook/opt-13b with null for the head dim", OPT | {"head_dim": None}),
+          ("google/gemma-2b without KV heads", config_of(2048, 8, head_dim=256))],
           "what does the config say about KV heads, and what if it says nothing?"),
     Group("a stated head dim that is not a share of the hidden size",
           [("Qwen/Qwen3-0.6B", config_of(1024, 16, num_key_value_heads=8, head_dim=128)),
-           *published("google/gemma-2b")],
-          "when is the head dim computed at all?"),
-    Group("multi-head latent attention",
-          published("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V2"),
+          *published("google/gemma-2b")], "when is the head dim computed at all?"),
+    Group("multi-head latent attention", published("deepseek-ai/DeepSeek-V3",
+          "deepseek-ai/DeepSeek-V2"),
           "what does a token leave behind in a layer: which two vectors, side by side?"),
     Group("any fields stated, missing or null",
           [*(("", config) for config in ANY_FIELDS),
-           *(("", {"text_config": config}) for config in ANY_FIELDS[::5]),
-           ("one config, changed and read again", OPT, LLAMA_8B, {"head_dim": 96})], LINES_ABOVE),
+          *(("", {"text_config": config}) for config in ANY_FIELDS[::5]),
+          ("one config, changed and read again", OPT, LLAMA_8B, {"head_dim": 96})],
+          'this config: which of its fields is missing, null or inside "text_config"?'),
 )  # fmt: skip
 
 
@@ -160,8 +156,7 @@ def ceiling(mine, program, log: Log) -> None:
     log(text, {"result": plain(log.call(text, call, see=False))})
 
 
-scenario(
-    "03.3", ceiling,
+scenario("03.3", ceiling,
     Group("one stream reads all weights for each token",
           [(10, 100), (4e9, 100e9), (4e9, 100e9, 1, 4e9), (7.0, 3.0, 1, 0.5)], STEP),
     Group("a batch shares the weights; each sequence has its own K and V",
@@ -231,36 +226,31 @@ def shares(mine, program, log: Log) -> None:
     log(text, {"result": plain(log.call(text, mine.shares_over_lives, *given, see=False))})
 
 
-scenario(
-    "03.4", slots,
+scenario("03.4", slots,
     Group("in the middle of its life", [(2048, 7, 4, 2), (512, 3, 3, 2), (20, 5, 9, 4)],
           "which slots hold a token, which will, which won't?"),
     Group("after the prefill, and at the end", [(100, 30, 21, 1), (100, 30, 21, 21), (9, 5, 1, 1)],
           "how many tokens are stored when the last one has been given?"),
     Group("a reservation that is just enough, and one that is not",
           [(10, 7, 4, 3), (9, 7, 4, 1), (9, 7, 4, 4), (1, 1, 1, 1), (3, 5, 1, 1), (4, 5, 1, 1),
-           (7, 7, 1, 1), (0, 1, 1, 1), (4, 1, 4, 2), (3, 1, 4, 1), (12, 3, 100, 2)],
+          (7, 7, 1, 1), (0, 1, 1, 1), (4, 1, 4, 2), (3, 1, 4, 1), (12, 3, 100, 2)],
           "the first lines of `slots_at`"),
-    Group("any step of any life",
-          [(prompt + output - 1 + spare, prompt, output, step)
-           for prompt, output, spare in product((1, 2, 9), (1, 2, 3, 8), (0, 1, 5, 100))
-           for step in range(1, output + 1)],
-          LINES_ABOVE),
+    Group("any step of any life", [(prompt + output - 1 + spare, prompt, output, step)
+          for prompt, output, spare in product((1, 2, 9), (1, 2, 3, 8), (0, 1, 5, 100))
+          for step in range(1, output + 1)],
+          "the three add up to all slots: which is off, and by how many?"),
 )  # fmt: skip
 
-scenario(
-    "03.4", shares,
-    Group("shares of a single request",
-          [([pair], "16 slots each") for pair in ((5, 4), (1, 1), (3, 14), (16, 1))],
+scenario("03.4", shares,
+    Group("shares of a single request", [([pair], "16 slots each")
+          for pair in ((5, 4), (1, 1), (3, 14), (16, 1))],
           "the sums, by hand, for the example in the docstring"),
     Group("shares of several: slots are added up over all lives",
           [([(1, 2), (3, 1)], "4 slots each"), ([(1, 30), (60, 2), (9, 9)], "64 slots each"),
-           ([(2, 3), (2, 3), (9, 1)], "16 slots each")],
-          "when do you divide?"),
+          ([(2, 3), (2, 3), (9, 1)], "16 slots each")], "when do you divide?"),
     Group("each request with its own reservation",
-          [(pairs, reserve)
-           for pairs in ([(1, 2), (8, 5)], [(3, 7), (3, 7), (1, 1)], chat_like(40, seed=3))
-           for reserve in list(RESERVE)[:4]],
+          [(pairs, reserve) for pairs in ([(1, 2), (8, 5)], [(3, 7), (3, 7), (1, 1)],
+          chat_like(40, seed=3)) for reserve in list(RESERVE)[:4]],
           "what `reserve(length)` is asked for"),
 )  # fmt: skip
 

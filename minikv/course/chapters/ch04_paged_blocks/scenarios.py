@@ -17,7 +17,7 @@ from minikv import OutOfBlocks
 from minikv.backend import AttentionBackend
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import BlockByBlock, DecodesTogether
 from minikv.course.judge.checking import plain, runs_model, tinypy, witness
-from minikv.course.judge.programs import LINES_ABOVE, OperationMode, scramble
+from minikv.course.judge.programs import OperationMode, scramble
 from minikv.course.judge.scenarios import Group, Log, scenario
 
 TEXTS = ("class Stack:\n    def push(self, item):\n", "import os\n\ndef fib(n):", "for i in range(")
@@ -111,37 +111,33 @@ def random_holders(seed: int, num_blocks: int, length: int):
     return num_blocks, " ".join(steps), "counts error"
 
 
-scenario(
-    "04.1", pools,
-    Group("each block is handed out once",
-          [(n, "+ " * n, "") for n in (1, 2, 5, 16)],
-          look="what `allocate` takes, and what it returns"),
+scenario("04.1", pools,
+    Group("each block is handed out once", [(n, "+ " * n, "") for n in (1, 2, 5, 16)],
+          "what `allocate` takes, and what it returns"),
     Group("a block handed out has one holder, and is not free",
           [(3, "+ " * n, "counts") for n in (1, 2, 3)],
-          look="what `allocate` changes: the free list and the block's count"),
-    Group("an empty pool says OutOfBlocks",
-          [(n, "+ " * n + "+ +", "error") for n in (1, 2)],
-          look="the first lines of `allocate`"),
+          "which line of `allocate` writes `_ref_counts`?"),
+    Group("an empty pool says OutOfBlocks", [(n, "+ " * n + "+ +", "error") for n in (1, 2)],
+          "the first lines of `allocate`"),
     Group("a shared block is freed by its last holder",
           [(2, "+ A-", "counts"), (2, "+ A& A- A-", "counts"),
-           (3, "+ + B& B& B- B- B- A-", "counts")],
-          look="what `release` changes, and when"),
+          (3, "+ + B& B& B- B- B- A-", "counts")], "what `release` changes, and when"),
     Group("a block that came back is handed out again",
           [(1, "+ A- + B- +", "counts"), (3, "+ + + B- +", "counts"),
-           (3, "+ + + C- A- + +", "counts"), (3, "+ + + + A& A- A- + D- B- +", "counts error")],
-          look="what `release` does for the last holder, and whether `allocate` sees it"),
+          (3, "+ + + C- A- + +", "counts"), (3, "+ + + + A& A- A- + D- B- +", "counts error")],
+          "what `release` does for the last holder, and whether `allocate` sees it"),
     Group("a free block cannot be released",
           [(3, "+ A- A-", "counts"), (3, "+ ?-", "counts"), (1, "?-", "counts"),
-           (3, "+ + B& A- A- B- B- B- A-", "counts"), (2, "+ A- A- A- + + +", "counts error"),
-           (7, "+ + + + + + A- B- C- D- E- F- A-", "counts")],
-          look="what `release` does when the count is 0"),
+          (3, "+ + B& A- A- B- B- B- A-", "counts"), (2, "+ A- A- A- + + +", "counts error"),
+          (7, "+ + + + + + A- B- C- D- E- F- A-", "counts")],
+          "what `release` does when the count is 0"),
     Group("a block that is not in the pool cannot be released",
           [(2, f"+ + {block_id}-", "counts") for block_id in (-1, 2, -2, 3, 100)]
           + [(1, "-1-", "counts"), (1, "+ 1-", "counts")],
-          look="which method of the pool knows the ids that exist"),
+          "which method of the pool knows the ids that exist? -1 is an index, too"),
     Group("nothing is lost or doubled in 90 random traces",
           [random_holders(seed, 1 + seed % 6, 4 + seed // 3) for seed in range(90)],
-          look="every line that changes the free list or a count: the two belong together"),
+          "every line that changes the free list or a count: the two belong together"),
 )  # fmt: skip
 
 
@@ -207,49 +203,41 @@ def random_growths(seed: int, length: int):
     return size, num_blocks, " ".join(steps), ALL
 
 
-scenario(
-    "04.2", tables,
-    Group("7 tokens, then the 8th, then the 9th",
-          [(4, 20, "A+7 A+1 A+1", "blocks")],
-          look="how many blocks of 4 do 7, 8 and 9 tokens need?"),
+scenario("04.2", tables,
+    Group("7 tokens, then the 8th, then the 9th", [(4, 20, "A+7 A+1 A+1", "blocks")],
+          "how many blocks of 4 do 7, 8 and 9 tokens need?"),
     Group("no block too few or too many, at any block size",
           [(size, 200, " ".join(f"A+{amount}" for amount in amounts), "blocks")
-           for size in (1, 3, 4, 16)
-           for amounts in ((1,), (size,), (size + 1,), (size, 0, size), (1, 1, size - 1, 1),
-                           (size, 1, size), (2 * size - 1, 1, 2 * size, 2), (0, 3 * size, 5),
-                           (7 * size + 2, 0, 9, 1), (1,) * (2 * size + 2))],
-          look="the case in which the new tokens end exactly with a block, and the one with none"),
+          for size in (1, 3, 4, 16) for amounts in ((1,), (size,), (size + 1,), (size, 0, size),
+          (1, 1, size - 1, 1), (size, 1, size), (2 * size - 1, 1, 2 * size, 2), (0, 3 * size, 5),
+          (7 * size + 2, 0, 9, 1), (1,) * (2 * size + 2))],
+          "the case in which the new tokens end exactly with a block, and the one with none"),
     Group("num_tokens is what was asked for",
           [(4, 20, "A+7 A+1 A+0 A+3", "tokens"), (3, 20, "A+3 A+4 A+0 A+1 A+9", "tokens")],
-          look="what `grow` does with `self.num_tokens`"),
+          "what `grow` does with `self.num_tokens`"),
     Group("blocks stay in the order in which they came",
           [(4, 20, "A+7 A+2", "order"), (1, 20, "A+1 A+1 A+1 A+4 A+1", "order"),
-           (3, 20, "A+4 B+4 A+3 B+3 A+3 B+3", "order")],
-          look="what is done to `block_ids`: the list is in logical order"),
+          (3, 20, "A+4 B+4 A+3 B+3 A+3 B+3", "order")],
+          "what is done to `block_ids`: the list is in logical order"),
     Group("every block of a table is held once, and by no other table",
           [(4, 20, "A+7", "counts pool"), (3, 30, "A+4 A+1 A+1 A+6", "counts pool"),
-           (3, 30, "A+4 B+4 C+4 A+1 B+1 C+1 A+6 B+6 C+6", "counts pool"),
-           (4, 9, "A+7 B+9 A- C+8 B+4", ALL)],
-          look="there should be one `allocate` for each id that is added"),
+          (3, 30, "A+4 B+4 C+4 A+1 B+1 C+1 A+6 B+6 C+6", "counts pool"),
+          (4, 9, "A+7 B+9 A- C+8 B+4", ALL)],
+          "which blocks are free, and is there one `allocate` for each id?"),
     Group("the last free block can be used, and no tokens need none",
           [(size, num_blocks, steps, f"error {ALL}")
-           for size, num_blocks, steps in (
-               (4, 3, "A+6 A+6"), (4, 1, "A+4 A+0"), (4, 1, "A+3 A+1"), (3, 2, "A+1 A+5 A+0"),
-               (4, 1, "A+4 B+0"), (4, 4, "A+6 A+10"))],
-          look="the comparison with the number of free blocks"),
+          for size, num_blocks, steps in ((4, 3, "A+6 A+6"), (4, 1, "A+4 A+0"), (4, 1, "A+3 A+1"),
+          (3, 2, "A+1 A+5 A+0"), (4, 1, "A+4 B+0"), (4, 4, "A+6 A+10"))],
+          "the comparison with the number of free blocks"),
     Group("too few blocks: OutOfBlocks, and nothing has changed",
           [(size, num_blocks, steps, f"error {ALL}")
-           for size, num_blocks, steps in (
-               (4, 3, "A+6 A+7"), (4, 1, "A+5"), (4, 3, "A+6 A+15 A+7"), (1, 2, "A+2 A+1"),
-               (4, 4, "A+4 B+8 A+12 B+9 B+4 A+4"), (4, 3, "A+4 B+4 A+9 B- A+8 A+1"))],
-          look="what has changed before the error is raised"),
-    Group("a negative number is refused",
-          [(4, 3, "A+6 A+-1", ALL), (4, 3, "A+-1 A+5", ALL), (4, 3, "A+9 A+-9 A+-20", ALL),
-           (4, 1, "A+4 A+-1", ALL)],
-          look="the first lines of `grow`"),
-    Group("90 random traces",
-          [random_growths(seed, 3 + seed // 10) for seed in range(90)],
-          look=LINES_ABOVE),
+          for size, num_blocks, steps in ((4, 3, "A+6 A+7"), (4, 1, "A+5"), (4, 3, "A+6 A+15 A+7"),
+          (1, 2, "A+2 A+1"), (4, 4, "A+4 B+8 A+12 B+9 B+4 A+4"), (4, 3, "A+4 B+4 A+9 B- A+8 A+1"))],
+          "what has changed before the error is raised"),
+    Group("a negative number is refused", [(4, 3, "A+6 A+-1", ALL), (4, 3, "A+-1 A+5", ALL),
+          (4, 3, "A+9 A+-9 A+-20", ALL), (4, 1, "A+4 A+-1", ALL)], "the first lines of `grow`"),
+    Group("90 random traces", [random_growths(seed, 3 + seed // 10) for seed in range(90)],
+          "before the step that differs: was a `grow` refused, or a table released?"),
 )  # fmt: skip
 
 
@@ -273,27 +261,22 @@ def positions(size: int, start: int, end: int, spare: int = 0):
     return random.Random(size + end).sample(range(count + 40), count), size, start, end
 
 
-scenario(
-    "04.3", slots,
-    Group("the example: positions 2 to 5",
-          [([7, 1, 3], 4, 2, 6)],
-          look="the table in the docstring, column by column"),
+scenario("04.3", slots,
+    Group("the example: positions 2 to 5", [([7, 1, 3], 4, 2, 6)],
+          "the table in the docstring, column by column"),
     Group("a whole prompt, at any block size",
           [positions(size, 0, end) for size in (1, 3, 4, 16) for end in (1, size, size + 1, 21)],
-          look="the last position, and the first of the next block"),
+          "the last position, and the first of the next block"),
     Group("a chunk that begins inside a block",
-          [positions(size, *chunk) for size, *chunk in (
-              (3, 4, 11), (4, 6, 7), (4, 5, 15), (4, 4, 8), (16, 13, 40), (1, 2, 5))]
-          + [positions(size, start, end, 2)
-             for size in (3, 4) for start in range(9) for end in range(start + 1, 10)],
-          look="positions count from the start of the sequence"),
-    Group("a decode: one position",
-          [([9, 2, 17, 5], 3, position, position + 1) for position in range(12)]
-          + [positions(16, 1000, 1001), ([3, 10**6], 16, 31, 32), ([5, 0], 4, 4, 5)],
-          look="which block is it in, and at which place?"),
-    Group("no position, no slot",
-          [([7, 1, 3], 4, 6, 6), ([7, 1, 3], 4, 0, 0), ([7, 1, 3], 4, 12, 12), ([], 4, 0, 0)],
-          look="what is returned if `start` equals `end`?"),
+          [positions(size, *chunk) for size, *chunk in ((3, 4, 11), (4, 6, 7), (4, 5, 15),
+          (4, 4, 8), (16, 13, 40), (1, 2, 5))] + [positions(size, start, end, 2) for size in (3, 4)
+          for start in range(9) for end in range(start + 1, 10)],
+          "positions count from the start of the sequence"),
+    Group("a decode: one position", [([9, 2, 17, 5], 3, position, position + 1)
+          for position in range(12)] + [positions(16, 1000, 1001), ([3, 10**6], 16, 31, 32),
+          ([5, 0], 4, 4, 5)], "which block is it in, and at which place?"),
+    Group("no position, no slot", [([7, 1, 3], 4, 6, 6), ([7, 1, 3], 4, 0, 0),
+          ([7, 1, 3], 4, 12, 12), ([], 4, 0, 0)], "what is returned if `start` equals `end`?"),
 )  # fmt: skip
 
 
@@ -444,33 +427,30 @@ SHAPES = [  # with one group at most: a wrong order of heads is not told as a sl
     Context(4, written=12), Context(3, 16, 4, 1, written=40), Context(10, 3, written=12),
 ]  # fmt: skip
 
-scenario(
-    "04.4", blockwise,
+scenario("04.4", blockwise,
     Group("three tokens by hand: weights 1/8, 2/8, 5/8",
           [Context(3, 2, 1, 1, 1, 4, scores=lambda place, head: math.log((1, 2, 5, 9)[place]),
-                   values=lambda place: (8, 16, 24, 900)[place],
-                   note=": scores 0, ln 2 | ln 5, values 8, 16 | 24")],
-          look="the worked example in the notebook"),
-    Group("one block",
-          [Context(length) for length in (3, 4, 1, 2)],
-          look="scores, weights and output of a single block, without any carrying"),
+          values=lambda place: (8, 16, 24, 900)[place],
+          note=": scores 0, ln 2 | ln 5, values 8, 16 | 24")],
+          "the worked example in the notebook"),
+    Group("one block", [Context(length) for length in (3, 4, 1, 2)],
+          "softmax(q k / sqrt(D)) v, without any carrying: which part is not there?"),
     Group("several blocks, anywhere in the pool",
           [Context(length, size) for size, length in ((1, 5), (3, 7), (4, 8), (4, 21), (16, 37))]
           + [Context(9, dim=16), Context(11, 3, 1, 1, dim=5), Context(6, again=True)],
-          look="what is carried from block to block"),
+          "what is carried from block to block"),
     Group("a table longer than the context",
           [Context(length, 4, 2, 1, written=12) for length in (6, 4, 1, 8, 9)]
           + [Context(7, 3, written=30), Context(2, 1, written=5)],
-          look="how many of the table's blocks are read?"),
+          "how many of the table's blocks are read?"),
     Group("the largest score comes first, last, or in the middle",
-          [scored(f"that at position {top} scores highest",
-                  highest_at(top), length)
-           for top, length in ((0, 14), (6, 14), (13, 14), (4, 8), (3, 5))],
-          look="what happens to the sums if a block has a larger score than all before it"),
+          [scored(f"that at position {top} scores highest", highest_at(top), length)
+          for top, length in ((0, 14), (6, 14), (13, 14), (4, 8), (3, 5))],
+          "what happens to the sums if a block has a larger score than all before it"),
     Group("heads of a group share a KV head",
           [Context(10, heads=heads, kv_heads=kv_heads)
-           for heads, kv_heads in ((4, 2), (6, 3), (8, 1), (6, 2), (3, 1), (5, 5))],
-          look="which KV head does query head h read?"),
+          for heads, kv_heads in ((4, 2), (6, 3), (8, 1), (6, 2), (3, 1), (5, 5))],
+          "which KV head does query head h read?"),
     Group("scores of 300, and of -300",
           [scored("scores of 300", lambda place, _: 300 + place % 3),
            scored("scores of -300", lambda place, _: -300 - place % 3),
@@ -484,11 +464,10 @@ scenario(
     Group("anything may be in slots that are not the context's",
           [scored("scores of 0, 300 behind the last token", lambda place, _: 300 * (place > 10))]
           + [replace(shape, noise=math.nan) for shape in SHAPES],
-          look="every line that reads `kv`: 0 times NaN is NaN"),
-    Group("one block at a time",
-          [Context(8, watch=True), Context(46, watch=True),
-           Context(7, 3, written=12, watch=True)],
-          look="which line reads `kv`, and how much of it at once?"),
+          "when is the last block cut to its filled slots? 0 times NaN is NaN"),
+    Group("one block at a time", [Context(8, watch=True), Context(46, watch=True),
+          Context(7, 3, written=12, watch=True)],
+          "which line reads `kv`, and how much of it at once?"),
 )  # fmt: skip
 
 
@@ -528,31 +507,28 @@ def engine_in_company(mine, texts, log: Log) -> None:
         log(f"{len(texts)} requests at once; {text!r}", {"continues with": lm.decode(tokens)})
 
 
-scenario(
-    "04.5", together,
+scenario("04.5", together,
     Group("alone, a context that ends with a block",
           [((length,), 4, 2, 1, 40, None) for length in (4, 8, 12)],
-          look="nothing needs to be hidden here"),
+          "nothing needs to be hidden here"),
     Group("alone, a context that ends inside a block",
           [((length,), 4, 2, 1, 40, None) for length in (5, 2, 3, 7, 9, 1)],
-          look="the border of what is visible"),
+          "the border of what is visible"),
     Group("in a batch: every row as if it were alone",
-          [(lens, 4, 2, 1, 40, None)
-           for lens in ((1, 4, 9, 6), (4, 9, 6, 1), (8, 8, 4), (3, 3), (13, 1))],
-          look="the border of each row"),
+          [(lens, 4, 2, 1, 40, None) for lens in ((1, 4, 9, 6), (4, 9, 6, 1), (8, 8, 4), (3, 3),
+          (13, 1))], "the border of each row"),
     Group("other block sizes, other heads",
           [((5, 17, 12), size, 4, 2, 40, None) for size in (3, 16, 1)]
           + [((5, 3), 4, 6, 3, 40, None), ((2, 7), 4, 3, 3, 40, None), ((6, 2), 4, 8, 2, 40, None)],
-          look="shapes: (S, H, D) in, (S, H, D) out"),
+          "shapes: (S, H, D) in, (S, H, D) out"),
     Group("anything may be in slots that are not theirs",
           [((6, 3, 9), 4, 2, 1, noise, None) for noise in (0, 1000)]
           + [((6, 3, 9), 4, 2, 1, 40, lambda place, _: -20000 - place % 3)],
-          look="what a row sees beyond its own tokens"),
+          "what a row sees beyond its own tokens"),
 )  # fmt: skip
-scenario(
-    "04.5", engine_in_company,
+scenario("04.5", engine_in_company,
     Group("tinypy writes in a batch what it writes alone", [TEXTS],
-          look="the checks above: which of them fails?"),
+          "at the first token that differs: which slots does the row see that are not its own?"),
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from minikv import BlockPool, beam
 from minikv.course.chapters.ch05_copy_on_write.answers import copy_prefix
 from minikv.course.chapters.ch05_copy_on_write.given import go_on, sample_naively
 from minikv.course.judge.checking import Wrong, check, plain, runs_model, tinypy, witness
-from minikv.course.judge.programs import LINES_ABOVE, scramble
+from minikv.course.judge.programs import scramble
 from minikv.course.judge.scenarios import Group, Log, Words, scenario
 from minikv.course.pictures.snapshot import counted
 from minikv.sequence import Request, Sequence
@@ -174,133 +174,68 @@ RANDOM = [
     for seed, size in zip(range(90), (1, 3, 4) * 30, strict=True)
 ]
 
-scenario(
-    "05.1",
-    tables,
-    Group(
-        "the same tokens, in the same blocks",
-        each("A+N A>B", "kind ids"),
-        look="the fields of the new table",
-    ),
-    Group(
-        "every block gains a holder",
-        each("A+N A>B", "counts"),
-        look="how often `acquire` of the pool is called",
-    ),
-    Group(
-        "nothing is taken from the pool",
-        each("A+N A>B", "free"),
-        look="a fork never calls `allocate`",
-    ),
-    Group(
-        "each grows on its own",
-        [*each("A+N A>B A+2", "ids", [(4, 3)]), *each("A+N A>B B+1 A+1 A+9", "ids")],
-        look="do the tables share a list?",
-    ),
-    Group(
-        "the first to end leaves the other its blocks",
-        [*each("A+N A>B A- B-", "counts free"), *each("A+N A>B B- A-", "counts free")],
-        look="how many holders each block has, after each step",
-    ),
-    Group(
-        "a fork of a fork, and of an empty table",
-        [*each("A+N A>B B>C C- A- B-", "ids counts free"), *each("A>B B+2", "ids", [(3, 0)])],
-        look="every fork counts each block once more",
-    ),
-    Group("90 random traces", RANDOM, look=LINES_ABOVE),
-)
+scenario("05.1", tables,
+    Group("the same tokens, in the same blocks", each("A+N A>B", "kind ids"),
+          "the fields of the new table"),
+    Group("every block gains a holder", each("A+N A>B", "counts"),
+          "how often `acquire` of the pool is called"),
+    Group("nothing is taken from the pool", each("A+N A>B", "free"),
+          "a fork never calls `allocate`: which blocks should it name?"),
+    Group("each grows on its own", [*each("A+N A>B A+2", "ids", [(4, 3)]),
+          *each("A+N A>B B+1 A+1 A+9", "ids")], "do the tables share a list?"),
+    Group("the first to end leaves the other its blocks",
+          [*each("A+N A>B A- B-", "counts free"), *each("A+N A>B B- A-", "counts free")],
+          "how many holders each block has, after each step"),
+    Group("a fork of a fork, and of an empty table",
+          [*each("A+N A>B B>C C- A- B-", "ids counts free"), *each("A>B B+2", "ids", [(3, 0)])],
+          "every fork counts each block once more"),
+    Group("90 random traces", RANDOM,
+          "at the step that differs: which tables name the block, and does its count say so?"),
+)  # fmt: skip
 
-scenario(
-    "05.2",
-    tables,
-    Group(
-        "one holder: written in place",
-        [
-            *each("A+8 A@7", "write", [(4, 8), (3, 8), (16, 8)]),
-            *each("A+8 A@4 A@2 A@0", "write free", [(4, 8), (3, 8), (1, 8)]),
-        ],
-        look="the case in which the count is 1",
-    ),
-    Group(
-        "two holders: the first writer copies",
-        [*each("A+7 A>B A+1 B+1 A@7", "write ids", [(4, 7)]), *each("A+N A>B B@L", "write ids")],
-        look="what is returned for a shared block",
-    ),
-    Group(
-        "reference counts after the copy",
-        [*each("A+7 A>B A+1 B+1 A@7", "counts", [(4, 7)]), *each("A+N A>B B@L", "counts")],
-        look="which tables hold the old block, and which the new one?",
-    ),
-    Group(
-        "the second writer writes in place",
-        [
-            *each("A+7 A>B A+1 B+1 A@7 B@7 A@7", "write", [(4, 7)]),
-            *each("A+N A>B B@L A@L B@L", "write"),
-        ],
-        look="the counts after the first writer's copy",
-    ),
-    Group(
-        "each reads what it wrote, and the prompt",
-        [
-            (size, 24, " ".join([f"A+{n}", *(f"A@{p}" for p in range(n)), "A>B", *turns]), "reads")
-            for size, n in ((4, 7), (4, 5), (3, 7), (1, 3), (16, 15), (4, 4))
-            for turns in [
-                [f"{t}{do}" for p in range(n, n + 5) for t in "AB" for do in ("+1", f"@{p}")]
-            ]
-        ],
-        look="what A reads and what B reads, position by position",
-    ),
-    Group(
-        "any block, not only the last",
-        each("A+11 A>B A@8", "write ids", [(4, 11)])
-        + [(4, 24, f"A+11 A>B A@{p}", "write ids counts") for p in (0, 5, 2, 9)]
-        + [(3, 24, f"A+11 A>B B@{p} A@{p}", "write ids counts") for p in (0, 4, 10)],
-        look="which block the position is in",
-    ),
-    Group(
-        "three holders, and a fork of a fork",
-        [
-            *each("A+3 A>B B>C B@2 C@2 A@2", "write counts free", [(4, 3), (3, 3), (1, 3)]),
-            *each("A+9 A>B A>C A>D D@8 C@8 A@8 B@8", "write counts free", [(4, 9)]),
-        ],
-        look="only the count decides, not which table writes",
-    ),
-    Group(
-        "a holder that is no table counts, too",
-        each("A+7 A#1 A@6 A@6", "write counts", [(4, 7), (3, 7)]),
-        look="ask the pool, not the tables",
-    ),
-    Group(
-        "an empty pool: OutOfBlocks, and nothing has changed",
-        [
-            (size, blocks, "A+8 A>B A@7 B- A@7", "ids counts free write")
-            for size, blocks in ((4, 2), (8, 1), (3, 3))
-        ],
-        look="which of your lines can fail, and what has happened before it",
-    ),
-    Group(
-        "a position without a token is refused",
-        [
-            (4, 24, f"A+6 A>B {name}@{position}", "ids counts")
-            for position, name in product((-1, 6, 7, 8, -4, 100), "AB")
-        ],
-        look="0 up to, not including, `self.num_tokens`",
-    ),
-    Group(
-        "all blocks come back when all have finished",
-        [
-            (
-                size,
-                24,
-                f"A+{n} A>B A>C C>D A+1 B+1 C+1 D+1 A@{n} B@{n} C@{n} D@{n} A- B- C- D-",
-                "free",
-            )
-            for size, n in ((4, 7), (3, 3), (1, 2), (16, 9))
-        ],
-        look="the counts after each copy",
-    ),
-    Group("90 random traces", RANDOM, look=LINES_ABOVE),
-)
+scenario("05.2", tables,
+    Group("one holder: written in place", [*each("A+8 A@7", "write", [(4, 8), (3, 8), (16, 8)]),
+          *each("A+8 A@4 A@2 A@0", "write free", [(4, 8), (3, 8), (1, 8)])],
+          "the case in which the count is 1"),
+    Group("two holders: the first writer copies",
+          [*each("A+7 A>B A+1 B+1 A@7", "write ids", [(4, 7)]), *each("A+N A>B B@L", "write ids")],
+          "what is returned for a shared block"),
+    Group("reference counts after the copy",
+          [*each("A+7 A>B A+1 B+1 A@7", "counts", [(4, 7)]), *each("A+N A>B B@L", "counts")],
+          "which tables hold the old block, and which the new one?"),
+    Group("the second writer writes in place",
+          [*each("A+7 A>B A+1 B+1 A@7 B@7 A@7", "write", [(4, 7)]),
+          *each("A+N A>B B@L A@L B@L", "write")], "the counts after the first writer's copy"),
+    Group("each reads what it wrote, and the prompt",
+          [(size, 24, " ".join([f"A+{n}", *(f"A@{p}" for p in range(n)), "A>B", *turns]), "reads")
+          for size, n in ((4, 7), (4, 5), (3, 7), (1, 3), (16, 15), (4, 4))
+          for turns in [[f"{t}{do}" for p in range(n, n + 5) for t in "AB"
+          for do in ("+1", f"@{p}")]]], "what A reads and what B reads, position by position"),
+    Group("any block, not only the last", each("A+11 A>B A@8", "write ids", [(4, 11)])
+          + [(4, 24, f"A+11 A>B A@{p}", "write ids counts") for p in (0, 5, 2, 9)]
+          + [(3, 24, f"A+11 A>B B@{p} A@{p}", "write ids counts") for p in (0, 4, 10)],
+          "which block is the position in, and whose count do you look at?"),
+    Group("three holders, and a fork of a fork",
+          [*each("A+3 A>B B>C B@2 C@2 A@2", "write counts free", [(4, 3), (3, 3), (1, 3)]),
+          *each("A+9 A>B A>C A>D D@8 C@8 A@8 B@8", "write counts free", [(4, 9)])],
+          "for which counts is a copy due: for 2 alone?"),
+    Group("a holder that is no table counts, too",
+          each("A+7 A#1 A@6 A@6", "write counts", [(4, 7), (3, 7)]),
+          "ask the pool, not the tables"),
+    Group("an empty pool: OutOfBlocks, and nothing has changed",
+          [(size, blocks, "A+8 A>B A@7 B- A@7", "ids counts free write")
+          for size, blocks in ((4, 2), (8, 1), (3, 3))],
+          "which of your lines can fail, and what has happened before it"),
+    Group("a position without a token is refused",
+          [(4, 24, f"A+6 A>B {name}@{position}", "ids counts")
+          for position, name in product((-1, 6, 7, 8, -4, 100), "AB")],
+          "0 up to, not including, `self.num_tokens`"),
+    Group("all blocks come back when all have finished",
+          [(size, 24, f"A+{n} A>B A>C C>D A+1 B+1 C+1 D+1 A@{n} B@{n} C@{n} D@{n} A- B- C- D-",
+          "free") for size, n in ((4, 7), (3, 3), (1, 2), (16, 9))], "the counts after each copy"),
+    Group("90 random traces", RANDOM,
+          "at the step that differs: how many tables name the block before it, and after?"),
+)  # fmt: skip
 
 
 # ── 05.3 How many blocks? ─────────────────────────────────────────────────────
@@ -440,48 +375,25 @@ def random_beams(seed: int, size: int, length: int):
 
 LOOK_BEAMS = "the two rounds: what the children get, what the parents give back"
 
-scenario(
-    "05.4",
-    beams,
-    Group(
-        "one parent, four children",
-        [(4, 60, "abcdefg", "0P"), (4, 60, "abcdefg", "0P 0Q 0R 0S"), (4, 60, "abcd", "0P 0Q")],
-        look=LOOK_BEAMS,
-    ),
-    Group(
-        "one child each, in any order",
-        [
-            (4, 60, "abcdefg", "0P 0Q", "1X 0Y"),
-            (4, 60, "abcdefg", "0P 0Q 0R", "2X 0Y 1Z"),
-            (3, 60, "abcdefg", "0P 0Q 0R", "1X 2Y 0Z", "2X 1Y 0Z"),
-        ],
-        look=LOOK_BEAMS,
-    ),
-    Group(
-        "a beam without children is given back at once",
-        [
-            (4, 60, "abcdefg", "0P 0Q", "1X"),
-            (4, 60, "abcdefg", "0P 0Q 0R", "1X 1Y 1Z"),
-            (4, 60, "abcdefg", "0P 0Q 0R", "2X 2Y", "0Z"),
-        ],
-        look="which tables are released",
-    ),
-    Group(
-        "children first, then the parents' release",
-        [(4, 4, "abcde", "0P 0Q", "0X 1Y", "1X 0Y 1Z")],
-        look=LOOK_BEAMS,
-    ),
-    Group(
-        "nothing is chosen: everything is given back",
-        [(4, 60, "abcdefg", ""), (4, 60, "abcdefg", "0P 0Q", "")],
-        look="`chosen` may be empty, `beams` never is",
-    ),
-    Group(
-        "random steps, at several block sizes",
-        [random_beams(seed, (1, 3, 4, 16)[seed % 4], 2 + seed // 4) for seed in range(60)],
-        look=LINES_ABOVE,
-    ),
-)
+scenario("05.4", beams,
+    Group("one parent, four children", [(4, 60, "abcdefg", "0P"), (4, 60, "abcdefg", "0P 0Q 0R 0S"),
+          (4, 60, "abcd", "0P 0Q")], LOOK_BEAMS),
+    Group("one child each, in any order", [(4, 60, "abcdefg", "0P 0Q", "1X 0Y"),
+          (4, 60, "abcdefg", "0P 0Q 0R", "2X 0Y 1Z"),
+          (3, 60, "abcdefg", "0P 0Q 0R", "1X 2Y 0Z", "2X 1Y 0Z")], LOOK_BEAMS),
+    Group("a beam without children is given back at once",
+          [(4, 60, "abcdefg", "0P 0Q", "1X"), (4, 60, "abcdefg", "0P 0Q 0R", "1X 1Y 1Z"),
+          (4, 60, "abcdefg", "0P 0Q 0R", "2X 2Y", "0Z")],
+          "which of `beams` are released: also those without children?"),
+    Group("children first, then the parents' release",
+          [(4, 4, "abcde", "0P 0Q", "0X 1Y", "1X 0Y 1Z")], LOOK_BEAMS),
+    Group("nothing is chosen: everything is given back",
+          [(4, 60, "abcdefg", ""), (4, 60, "abcdefg", "0P 0Q", "")],
+          "`chosen` may be empty, `beams` never is"),
+    Group("random steps, at several block sizes",
+          [random_beams(seed, (1, 3, 4, 16)[seed % 4], 2 + seed // 4) for seed in range(60)],
+          "at the step that differs: which parents have several children, and which none?"),
+)  # fmt: skip
 
 
 # ── 05.5 A branch in the middle ───────────────────────────────────────────────
@@ -547,47 +459,23 @@ def reads(memory: Memory, table, branch) -> dict[str, str]:
     }
 
 
-scenario(
-    "05.5",
-    branches,
-    Group(
-        "a prefix that ends with a block",
-        [
-            (size, 20, length, num_tokens, "")
-            for size, length, num_tokens in (
-                (4, 11, 8), (4, 11, 4), (3, 11, 6), (1, 5, 3), (3, 11, 9),
-            )
-        ],
-        look="the full blocks of the prefix",
-    ),
-    Group(
-        "a prefix that ends inside a block",
-        [
-            (size, 20, 11, num_tokens, "")
-            for size, num_tokens in ((4, 6), (4, 5), (4, 9), (3, 7), (16, 10))
-        ],
-        look="the block in which the prefix ends",
-    ),
-    Group(
-        "nothing is taken from the pool",
-        [(4, 3, 11, 6, ""), (4, 3, 12, 4, "")],
-        look="which line of `copy_prefix` takes a block?",
-    ),
-    Group(
-        "the two are independent",
-        [(4, 20, 11, n, "go on") for n in (4, 5, 6, 8, 11)] + [(3, 20, 7, 4, "go on")],
-        look="which tables hold the block in which the prefix ends?",
-    ),
-    Group(
-        "the conversation ends, the branch continues",
-        [(4, 20, 11, n, "end") for n in (5, 8, 11)] + [(3, 20, 7, 4, "end")],
-        look="every block of the branch must be counted",
-    ),
-    Group(
-        "no tokens, all tokens, too many",
-        [(4, 20, 11, n, "end") for n in (0, 11, 12, -1)] + [(4, 20, 0, n, "") for n in (0, 1)],
-        look="the first lines of `copy_prefix`",
-    ),
+scenario("05.5", branches,
+    Group("a prefix that ends with a block",
+          [(size, 20, length, num_tokens, "") for size, length, num_tokens in ((4, 11, 8),
+          (4, 11, 4), (3, 11, 6), (1, 5, 3), (3, 11, 9))], "the full blocks of the prefix"),
+    Group("a prefix that ends inside a block",
+          [(size, 20, 11, num_tokens, "") for size, num_tokens in ((4, 6), (4, 5), (4, 9), (3, 7),
+          (16, 10))], "the block in which the prefix ends"),
+    Group("nothing is taken from the pool", [(4, 3, 11, 6, ""), (4, 3, 12, 4, "")],
+          "which line of `copy_prefix` takes a block?"),
+    Group("the two are independent", [(4, 20, 11, n, "go on") for n in (4, 5, 6, 8, 11)]
+          + [(3, 20, 7, 4, "go on")], "which tables hold the block in which the prefix ends?"),
+    Group("the conversation ends, the branch continues",
+          [(4, 20, 11, n, "end") for n in (5, 8, 11)] + [(3, 20, 7, 4, "end")],
+          "every block of the branch must be counted"),
+    Group("no tokens, all tokens, too many",
+          [(4, 20, 11, n, "end") for n in (0, 11, 12, -1)] + [(4, 20, 0, n, "") for n in (0, 1)],
+          "the first lines of `copy_prefix`"),
 )  # fmt: skip
 
 
@@ -610,7 +498,7 @@ def branch_on_tinypy(mine, lm, cut: int, block_size: int = 4) -> tuple[list[int]
     "05.5",
     "tinypy: a branch writes what it would write alone",
     cause="the branch attends to a block that does not hold its tokens",
-    look=LINES_ABOVE,
+    look="which block of the branch does not hold its tokens: the last one that was copied?",
 )
 def _(mine):
     lm = tinypy()

@@ -10,7 +10,7 @@ from typing import Any
 import minikv
 from minikv import Plan, SamplingParams, Sequence
 from minikv.course.judge.checking import Wrong, check, plain, runs_model, tinypy, witness
-from minikv.course.judge.programs import LINES_ABOVE, scramble
+from minikv.course.judge.programs import scramble
 from minikv.course.judge.scenarios import Group, Log, Words, scenario
 from minikv.course.judge.stand_ins import SchedulerBench
 from minikv.course.pictures.style import letter
@@ -327,7 +327,8 @@ KINDS: tuple[dict[str, Any], ...] = (
     dict(cached=True, max_num_seqs=8),
 )
 TIGHT = [random_load(seed, spare=3, **KINDS[seed % 4]) for seed in range(80)]
-LOADS = Group("80 random loads, short of blocks", TIGHT, LINES_ABOVE)
+WHO = "who gave way in the step that differs or before it, and what did it keep?"
+LOADS = Group("80 random loads, short of blocks", TIGHT, WHO)
 
 
 # ── 06.1 A chunk of a prompt ──────────────────────────────────────────────────
@@ -371,27 +372,21 @@ def random_chunk(seed: int) -> tuple:
 scenario("06.1", chunks,
     Group("a prompt within the budget is computed at once",
           [(4, 16, (7, 0, 0)), (4, 16, (16, 0, 0)), (4, 16, (1, 0, 0)), (4, 16, (1, 0, 0, 3))],
-          look="how much is left to compute?"),
-    Group("a longer one is cut",
-          [(4, 16, (50, 0, start)) for start in (0, 16, 32, 48)]
+          "how much is left to compute?"),
+    Group("a longer one is cut", [(4, 16, (50, 0, start)) for start in (0, 16, 32, 48)]
           + [(4, 60, (50, 0, 3)), (4, 5, (50, 0, 3)), (4, 1, (50, 0, 49)), (4, 1, (50, 0, 0))],
-          look="a chunk is the smaller of two numbers: which two?"),
-    Group("no budget, no chunk",
-          [(4, 0, (50, 0, 16)), (4, 0, (1, 0, 0)), (4, 7, (7, 0, 0), (5, 0, 0))],
-          look="what is planned when the budget is 0?"),
+          "a chunk is the smaller of two numbers: which two?"),
+    Group("no budget, no chunk", [(4, 0, (50, 0, 16)), (4, 0, (1, 0, 0)),
+          (4, 7, (7, 0, 0), (5, 0, 0))], "what should be planned when the budget is used up?"),
     Group("output counts, too, when it is computed again",
           [(4, 32, (6, 5, 0)), (4, 2, (6, 5, 8)), (4, 9, (6, 5, 0)), (4, 9, (1, 20, 2))],
-          look="prompt and output are both computed again"),
+          "which list of the sequence holds prompt and output?"),
     Group("the slot of the first token, at any block size",
-          [random_chunk(seed) for seed in range(48)],
-          look="at which position does the chunk begin?"),
-    Group("several in one plan",
-          [
-            (4, 10, (4, 0, 0), (12, 0, 3)),
-            (4, 30, (5, 0, 1), (9, 3, 0), (2, 0, 1), (40, 0, 8)),
-            (3, 3, (1, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0)),
-          ],
-          look="the entries that are already in the plan must stay"),
+          [random_chunk(seed) for seed in range(48)], "at which position does the chunk begin?"),
+    Group("several in one plan", [(4, 10, (4, 0, 0), (12, 0, 3)),
+          (4, 30, (5, 0, 1), (9, 3, 0), (2, 0, 1), (40, 0, 8)),
+          (3, 3, (1, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0))],
+          "the entries that are already in the plan must stay"),
 )  # fmt: skip
 scenario("06.1", desk,
     Group("two prompts share a budget of 10, step by step",
@@ -409,40 +404,27 @@ SIZES.sort(key=lambda pair: pair[1] % pair[0] == 0)  # those that fill their blo
 scenario("06.2", desk,
     Group("blocks for all of its tokens, at any block size",
           [(blocks(-(-n // size), block_size=size), f"add {n}, admit") for size, n in SIZES],
-          look="by how many tokens does the table grow?"),
+          "by how many tokens does the table grow?"),
     Group("also for what it wrote before a preemption",
-          [({}, "add 6+7>9, admit, steps")]
-          + [(blocks(3), f"hold {held}, add 6+5>7, admit") for held in (0, 1, 2)],
-          look="by how many tokens does the table grow?"),
+          [({}, "add 6+7>9, admit, steps")] + [(blocks(3), f"hold {held}, add 6+5>7, admit")
+          for held in (0, 1, 2)], "by how many tokens does the table grow?"),
     Group("a seat for each sample, or no admission",
-          [
-            (SEATS, then(f"run {running}", f"add {asks}", "admit"))
-            for running, asks in (
-                ("4/2 4/2 4/2", "5"), ("4/2 4/2 4/2 4/2", "5"), ("4 4", "5x2"), ("4/2 4/2", "5x3"),
-                ("4/2x3", "5"), ("4/2x3", "5x2"), ("", "5x4"), ("4 4/2x2", "5"), ("4 4/2x2", "5x2"),
-            )
-          ]
-          + [
-            (SEATS, then("add 4x3 4", "step", "add 4", "admit", "steps")),
-            (SEATS, then("add 4x2 4x2", "step", "preempt A1", "add 5", "admit", "admit")),
-          ],
-          look="what is counted, and what is it compared with?"),
+          [(SEATS, then(f"run {running}", f"add {asks}", "admit"))
+          for running, asks in (("4/2 4/2 4/2", "5"), ("4/2 4/2 4/2 4/2", "5"), ("4 4", "5x2"),
+          ("4/2 4/2", "5x3"), ("4/2x3", "5"), ("4/2x3", "5x2"), ("", "5x4"), ("4 4/2x2", "5"),
+          ("4 4/2x2", "5x2"))] + [(SEATS, then("add 4x3 4", "step", "add 4", "admit", "steps")),
+          (SEATS, then("add 4x2 4x2", "step", "preempt A1", "add 5", "admit", "admit"))],
+          "what is counted, and what is it compared with?"),
     Group("a block to spare for each running sequence",
-          [
-            (blocks(num_blocks), then(f"run {running}", f"add {prompt}", "admit"))
-            for running, prompt, num_blocks in (
-                ("", 13, 3), ("3/2 3/2", 11, 6), ("3/2 3/2", 11, 7), ("3/2", 9, 5), ("3/2", 9, 4),
-                ("", 11, 3), ("3/2 3/2 3/2", 1, 7), ("3/2 3/2 3/2", 1, 6), ("3/2x3", 11, 5),
-            )
-          ],
-          look="the second argument of `_make_free`"),
+          [(blocks(num_blocks), then(f"run {running}", f"add {prompt}", "admit"))
+          for running, prompt, num_blocks in (("", 13, 3), ("3/2 3/2", 11, 6), ("3/2 3/2", 11, 7),
+          ("3/2", 9, 5), ("3/2", 9, 4), ("", 11, 3), ("3/2 3/2 3/2", 1, 7), ("3/2 3/2 3/2", 1, 6),
+          ("3/2x3", 11, 5))], "the second argument of `_make_free`"),
     Group("what no sequence uses is evicted, and no more than needed",
-          [
-            (blocks(6, **CACHED), "cache 16, add 13, admit, steps"),
-            (blocks(6, **CACHED), "cache 8, hold 2, add 17, admit"),
-            (blocks(6, **CACHED), "cache 8, run 3/2, add 9, admit"),
-          ],
-          look="what makes room?"),
+          [(blocks(6, **CACHED), "cache 16, add 13, admit, steps"),
+          (blocks(6, **CACHED), "cache 8, hold 2, add 17, admit"),
+          (blocks(6, **CACHED), "cache 8, run 3/2, add 9, admit")],
+          "what makes room, and is there a refusal before it is asked?"),
     Group("a hit: share what is cached, allocate blocks for the rest",
           # The second has no room to count them again, the third none to spare.
           [
@@ -455,28 +437,22 @@ scenario("06.2", desk,
           look="what does `look_up` return, and how many blocks does the table have before it "
                "grows?"),
     Group("the hit is locked before anything is evicted",
-          [
-            (blocks(n, **CACHED), f"cache {hit}, hold {n - hit // 4 - 1}, add {n_all}~{hit}, admit")
-            for hit, n, n_all in ((12, 5, 24), (8, 4, 20), (4, 4, 12))
-          ],
-          look="the order of `lock` and `_make_free`"),
+          [(blocks(n, **CACHED), f"cache {hit}, hold {n - hit // 4 - 1}, add {n_all}~{hit}, admit")
+          for hit, n, n_all in ((12, 5, 24), (8, 4, 20), (4, 4, 12))],
+          "the order of `lock` and `_make_free`"),
     Group("a refusal changes nothing, however often",
-          [
-            (blocks(6), "hold 2, add 17, admit, admit, free 2, admit"),
-            (blocks(8, **CACHED), "cache 12, hold 3, add 24~12, admit, admit, free 2, admit"),
-            (CACHED | dict(max_num_seqs=2),
-             then("run 4/2 4/2", "cache 12", "add 14~12", "admit, admit, leave A, admit, leave C")),
-            (CACHED | dict(max_num_seqs=2), "cache 12, run 4/2, add 14x2~12, admit, admit"),
-            (blocks(6, max_num_seqs=1, **CACHED), "cache 16, run 4/2, add 13, admit, admit"),
-          ],
-          look="what happens before each `return False`, and how is it undone?"),
+          [(blocks(6), "hold 2, add 17, admit, admit, free 2, admit"),
+          (blocks(8, **CACHED), "cache 12, hold 3, add 24~12, admit, admit, free 2, admit"),
+          (CACHED | dict(max_num_seqs=2), then("run 4/2 4/2", "cache 12", "add 14~12",
+          "admit, admit, leave A, admit, leave C")),
+          (CACHED | dict(max_num_seqs=2), "cache 12, run 4/2, add 14x2~12, admit, admit"),
+          (blocks(6, max_num_seqs=1, **CACHED), "cache 16, run 4/2, add 13, admit, admit")],
+          "what happens before each `return False`, and how is it undone?"),
     Group("a swapped-out request comes back to its tokens",
-          [
-            (SWAP, "run 14/10, preempt A, admit, steps"),
-            (SWAP | CACHED, "cache 8, run 14/10~8, preempt A, admit, steps"),
-            (SWAP | blocks(5), "run 14/10, preempt A, hold 2, admit, admit, free 1, admit, steps"),
-          ],
-          look="`_begin` does this: read it"),
+          [(SWAP, "run 14/10, preempt A, admit, steps"),
+          (SWAP | CACHED, "cache 8, run 14/10~8, preempt A, admit, steps"),
+          (SWAP | blocks(5), "run 14/10, preempt A, hold 2, admit, admit, free 1, admit, steps")],
+          "`_begin` does this: read it"),
     LOADS,
 )  # fmt: skip
 
@@ -491,61 +467,49 @@ def budget(tokens: int, **more) -> dict:
 scenario("06.3", desk,
     Group("one prompt, and then one token per step",
           [({}, "add 5>3, steps"), ({}, "step"), ({}, "add 1>1, step, step")],
-          look="what is in the plan?"),
+          "what is in the plan?"),
     Group("decodes first, then chunks, then admissions",
-          [
-            (budget(16), then("add 3>8 2>8", "step", "add 40>3", "add 5>3", "steps")),
-            (budget(16), then("run 8 20/8 30/20 9/1", "add 5", "steps")),
-          ],
-          look="each decode takes a token: who may use all that is left, and who comes after?"),
+          [(budget(16), then("add 3>8 2>8", "step", "add 40>3", "add 5>3", "steps")),
+          (budget(16), then("run 8 20/8 30/20 9/1", "add 5", "steps"))],
+          "each decode takes a token: who may use all that is left, and who comes after?"),
     Group("what is computed again comes in chunks",
           [(budget(8), "add 6+13>30, step, step, step, step, step")],
-          look="which of the running are decodes?"),
+          "which of the running are decodes?"),
     Group("a step never computes more than the budget",
-          [
-            (budget(10), then("add 12>4 12>4 3>4 9>2", "steps")),
-            (budget(2, max_num_seqs=2), then("add 1>3 1>5", "step", "add 4", "steps")),
-            (budget(1, max_num_seqs=1), then("add 7>3 7>3", "steps")),
-            (budget(10), then("add 10>2 3>2", "steps")),
-          ],
-          look="what is subtracted from the budget, and when?"),
+          [(budget(10), then("add 12>4 12>4 3>4 9>2", "steps")),
+          (budget(2, max_num_seqs=2), then("add 1>3 1>5", "step", "add 4", "steps")),
+          (budget(1, max_num_seqs=1), then("add 7>3 7>3", "steps")),
+          (budget(10), then("add 10>2 3>2", "steps"))],
+          "what is subtracted from the budget, and when?"),
     Group("a free seat is taken in the very next step",
           [(SEATS, then("add 2>8 2>2 2>3 2>3 2>6 2>1 2>5 2>7", "steps"))],
-          look="which request is admitted, and when?"),
+          "which request is admitted, and when?"),
     Group("a request that waits is not overtaken",
-          [
-            (blocks(8), then("add 16>4", "step", "add 20", "add 1>1", "steps")),
-            (dict(max_num_seqs=2), then("add 4>4", "step", "add 4x2", "add 1>1", "steps")),
-            (blocks(8), then("run 4 4 4", "add 26", "add 4>2", "step", "add 4>2", "steps")),
-          ],
-          look="what happens after the first refusal?"),
+          [(blocks(8), then("add 16>4", "step", "add 20", "add 1>1", "steps")),
+          (dict(max_num_seqs=2), then("add 4>4", "step", "add 4x2", "add 1>1", "steps")),
+          (blocks(8), then("run 4 4 4", "add 26", "add 4>2", "step", "add 4>2", "steps"))],
+          "what happens after the first refusal?"),
     Group("no request is admitted in a step that preempts",
           # In order of arrival the victim would be the first in the queue, and not fit.
           [
             (blocks(5, **SHORTEST), then("run 8 12", "add 1>1", "step")),
             (blocks(7, **SHORTEST), then("run 8 8/2 12", "add 1>1", "step")),
           ],
-          look="what does `_add_decodes` return?"),
-    Group("a victim costs no budget",
-          [(blocks(14, **budget(6, **SEATS)), then("run 8 40/8 5", "step"))],
-          look="`_add_decodes` may shorten the list: when is its length the number you need?"),
+          look="what does `_add_decodes` return if it has preempted?"),
+    Group("a victim costs no budget", [(blocks(14, **budget(6, **SEATS)),
+          then("run 8 40/8 5", "step"))],
+          "`_add_decodes` may shorten the list: when is its length the number you need?"),
     Group("a request that has yet to fork is not a decode",
-          [
-            (budget(4, **SEATS), "add 5>3x3, steps"),
-            (budget(4, **SEATS), "add 1>3x3, steps"),
-            (budget(4, **SEATS), "run 4>3, add 5>3x2, steps"),
-            (SEATS, "run 1/0x3, steps"),
-          ],
-          look="`must_fork`"),
+          [(budget(4, **SEATS), "add 5>3x3, steps"), (budget(4, **SEATS), "add 1>3x3, steps"),
+          (budget(4, **SEATS), "run 4>3, add 5>3x2, steps"), (SEATS, "run 1/0x3, steps")],
+          "`must_fork`: what is planned when one token of its prompt is left?"),
     Group("`running` stays in the policy's order",
-          [
-            (dict(policy=policy), then("add 9 6", "step", "add 3", "add 7", "steps"))
-            for policy in ("shortest prompt first", "the latest first")
-          ],
-          look="at which place does a sequence join `running`?"),
+          [(dict(policy=policy), then("add 9 6", "step", "add 3", "add 7", "steps"))
+          for policy in ("shortest prompt first", "the latest first")],
+          "at which place does a sequence join `running`?"),
     Group("any load, any budget, any number of seats",
           [random_load(seed, policy="in order of arrival") for seed in range(100, 140)],
-          look=LOADS.look),
+          WHO),
     LOADS,
 )  # fmt: skip
 
@@ -556,63 +520,39 @@ HOST = dict(num_blocks=80, host_blocks=40)
 
 scenario("06.4", desk,
     Group("recompute: it gives its blocks back and waits",
-          [
-            (dict(block_size=size), f"run {request}, preempt A, steps")
-            for size in (4, 1, 3, 16)
-            for request in ("9", "20/8", "5/0")
-          ],
-          look="what does `_release` give back?"),
+          [(dict(block_size=size), f"run {request}, preempt A, steps") for size in (4, 1, 3, 16)
+          for request in ("9", "20/8", "5/0")], "what does `_release` give back?"),
     Group("it waits at its place in the policy's order",
-          [
-            ({}, then("run 5 5", "add 5", "add 5", "preempt B", "preempt A", "steps")),
-            (SHORTEST, then("run 7", "add 5", "add 9", "preempt A")),
-            (dict(policy="the latest first"), then("run 7 7 7", "add 5", "preempt B", "preempt A")),
-          ],
-          look="`waiting` is in the policy's order"),
-    Group("it unlocks its cached prefix",
-          [
-            (CACHED, "cache 8, add 11~8, step, preempt A, steps"),
-            (CACHED | budget(8), "add 11, step, preempt A, steps"),
-          ],
-          look="what does `_release` do besides releasing the table?"),
+          [({}, then("run 5 5", "add 5", "add 5", "preempt B", "preempt A", "steps")),
+          (SHORTEST, then("run 7", "add 5", "add 9", "preempt A")),
+          (dict(policy="the latest first"), then("run 7 7 7", "add 5", "preempt B", "preempt A"))],
+          "`waiting` is in the policy's order"),
+    Group("it unlocks its cached prefix", [(CACHED, "cache 8, add 11~8, step, preempt A, steps"),
+          (CACHED | budget(8), "add 11, step, preempt A, steps")],
+          "what does `_release` do besides releasing the table?"),
     Group("swap: its computed blocks move to the host",
-          [
-            (HOST | dict(block_size=size), f"run {request}, preempt A, steps")
-            for size in (4, 1, 3, 16)
-            for request in ("9", "8", "20/8", "20/9", "33/32")
-          ]
+          [(HOST | dict(block_size=size), f"run {request}, preempt A, steps")
+          for size in (4, 1, 3, 16) for request in ("9", "8", "20/8", "20/9", "33/32")]
           + [(CACHED | SWAP, "cache 8, add 11~8, step, preempt A, steps")]
           + [(SWAP, then("run 9 5 6", "preempt A C", "steps"))],
-          look="what does a swap plan, and what does it note in the sequence?"),
+          "what does a swap plan, and what does it note in the sequence?"),
     Group("no room on the host: recompute",
           [(dict(host_blocks=room), "run 9, preempt A, steps") for room in (2, 3, 1)]
           + [(dict(host_blocks=3), f"run {one}, preempt A, steps") for one in ("20/9", "20/13")]
-          + [
-            (dict(host_blocks=5), then("run 9 9", f"preempt {one}", f"preempt {other}", "steps"))
-            for one, other in ("AB", "BA")
-          ],
-          look="when is it a swap, and when not?"),
+          + [(dict(host_blocks=5), then("run 9 9", f"preempt {one}", f"preempt {other}", "steps"))
+          for one, other in ("AB", "BA")], "when is it a swap, and when not?"),
     Group("nothing computed yet: nothing to move",
           [(SWAP, "run 9/0, preempt A"), (SWAP, "run 9/0, preempt A, admit, step")],
-          look="at least how many blocks must be in use for a swap?"),
+          "at least how many blocks must be in use for a swap?"),
     Group("without a plan nothing can be moved",
-          [
-            (SWAP, "run 9, preempt A alone, steps"),
-            ({}, "run 9, preempt A alone, steps"),
-            (SWAP, then("run 9 5", "preempt A alone", "preempt B", "steps")),
-          ],
-          look="`plan` may be None"),
-    Group("a request of several samples",
-          [
-            (SEATS | more, program)
-            for more in ({}, SWAP)
-            for program in (
-                then("add 6>6x3", "step", "step", "preempt A1", "steps"),
-                then("add 6>6x3", "step", "step", "preempt A0 A2", "steps"),
-                "run 6/4x3, preempt A, steps",
-            )
-          ],
-          look="what does the sample hold, and what do its siblings hold?"),
+          [(SWAP, "run 9, preempt A alone, steps"), ({}, "run 9, preempt A alone, steps"),
+          (SWAP, then("run 9 5", "preempt A alone", "preempt B", "steps"))],
+          "`plan` may be None: who would make the moves?"),
+    Group("a request of several samples", [(SEATS | more, program) for more in ({}, SWAP)
+          for program in (then("add 6>6x3", "step", "step", "preempt A1", "steps"),
+          then("add 6>6x3", "step", "step", "preempt A0 A2", "steps"),
+          "run 6/4x3, preempt A, steps")],
+          "what does the sample hold, and what do its siblings hold?"),
     LOADS,
 )  # fmt: skip
 
@@ -741,12 +681,10 @@ HOSTS: tuple[dict[str, Any], ...] = ({}, dict(host_blocks=3), dict(host_blocks=1
 scenario("06.5", served,
     Group("short of blocks: each request gets its own tokens",
           [random_load(seed, spare=3, policy="in order of arrival", **HOSTS[seed % 3])
-           for seed in range(60)],
-          look=UNDONE),
+          for seed in range(60)], UNDONE),
     Group("samples, a small pool, and swap",
           [random_load(seed, spare=2, max_num_seqs=6, policy="in order of arrival", **HOSTS[2])
-           for seed in range(200, 290)],
-          look=UNDONE),
+          for seed in range(200, 290)], UNDONE),
 )  # fmt: skip
 
 

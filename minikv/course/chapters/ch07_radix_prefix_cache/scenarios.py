@@ -1,23 +1,33 @@
-"""Chapter 07 as programs: the radix tree, chained hashes, locks, hits in the engine, turns."""
+"""Chapter 07 as programs: tree, chained hashes, locks, hits in the engine, turns, pins."""
 
 import inspect
 import random
 import re
 import struct
+from collections import Counter
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache, partial, total_ordering
 from itertools import combinations
 from string import ascii_letters
+from types import SimpleNamespace
 from typing import Any
 
 import minikv
 from minikv.course.chapters.ch04_paged_blocks import together
+from minikv.course.chapters.ch07_radix_prefix_cache import retention
 from minikv.course.chapters.ch07_radix_prefix_cache.append_only import two_turns
-from minikv.course.judge.checking import Wrong, check, runs_model, tinypy, witness
-from minikv.course.judge.programs import LINES_ABOVE
+from minikv.course.judge.checking import (
+    Wrong,
+    check,
+    runs_model,
+    same_as_oracle,
+    tinypy,
+    witness,
+)
+from minikv.course.judge.programs import LINES_ABOVE, at_most, under
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.course.judge.stand_ins import LoggingPool
-from minikv.course.reader.mine import Parts
+from minikv.course.reader.mine import PassedParts
 from minikv.engine import Loop
 from minikv.radix import Node
 
@@ -1224,6 +1234,239 @@ scenario(
 )
 
 
+# ── 07.9 Retention on a trace ─────────────────────────────────────────────────
+
+# A program is (blocks of the pool, block size, steps). A prompt is a word, a block for each letter:
+#     +ab     it is computed           [ab ]ab  a request locks it, unlocks it     !ab  both at once
+#     ^ab:9   it is pinned for 9 s     @9       9 seconds pass                     -2   evict(2)
+
+
+def retaining(mine, program, log: Log) -> None:
+    num_blocks, size, steps = program
+    clock = SimpleNamespace(now=1000.0)
+    pool, names = LoggingPool(num_blocks), {}
+    cache = mine.RetainingCache(pool, size, mine.pinned, lambda: clock.now)
+    nodes: dict[str, list] = {}
+    asked: dict[str, str] = {}  # pins, in words: the report may have left out the call
+    log(f"a pool of {num_blocks} blocks of {size}")
+
+    def find(word: str):
+        return cache.match([ord(one) for one in word for _ in range(size)]).node
+
+    for step in steps.split():
+        what, word = step[0], step[1:]
+        if what == "+":
+            new = [pool.allocate() for _ in word]
+            result = cache.insert([ord(one) for one in word for _ in range(size)], new)
+            for place, block_id in enumerate(result.block_ids):
+                names[block_id] = word[: place + 1]
+            for block_id in new:
+                pool.release(block_id)
+            log(f"{word} is computed")
+        elif what == "^":
+            word, _, seconds = word.partition(":")
+            log.call(f"pin({word}, {seconds})", cache.pin, find(word), int(seconds))
+            asked[word] = f"{word} at {clock.now - 1000:g} s for {seconds} s"
+        elif what == "@":
+            clock.now += float(word)
+            log(f"{word} s pass")
+        elif what == "-":
+            pool.freed.clear()
+            pins = f"; pins asked for: {'; '.join(asked.values())}" if asked else ""
+            log.call(f"evict({word}) at {clock.now - 1000:g} s{pins}", cache.evict, int(word))
+            log("", {"it frees, in order:": [names[block_id] for block_id in pool.freed]})
+            counts = [cache.num_cached_blocks, cache.num_evictable_blocks]
+            log("", {"cached and evictable blocks:": counts})
+        else:
+            if what in "[!":
+                nodes.setdefault(word, []).append(find(word))
+                cache.lock(nodes[word][-1])
+            if what in "]!":
+                cache.unlock(nodes[word].pop())
+            log({"[": f"{word} is locked", "]": f"{word} is unlocked"}.get(what, f"{word} is used"))
+
+
+def random_retention(seed: int) -> tuple[int, int, str]:
+    """Of words of two letters, at most 30 prefixes can be cached."""
+    draw, steps = random.Random(seed), []
+    for _ in range(4 + seed // 3):
+        word = "".join(draw.choice("aab") for _ in range(draw.randint(1, 4)))
+        steps += [f"+{word}", f"@{draw.choice((0.5, 1, 3))}"]
+        if draw.random() < 0.5:
+            steps.append(f"^{word}:{draw.choice((1, 5, 20))}")
+        if draw.random() < 0.6:
+            steps.append(f"-{draw.randint(1, 3)}")
+    return 40, draw.choice((1, 2)), " ".join([*steps, "-9", "@30", "-99"])
+
+
+small = under(16, 1)
+scenario(
+    "07.9",
+    retaining,
+    Group(
+        "without a pin, by age",
+        small("+a @1 +b @1 +c -2 -9", "+a @1 +b !a -1 -9", "+ab @1 +x @1 !ab -1 -9",
+              "+a @1 +b @1 !a @1 !b -1"),
+        look="`pinned`: what is compared if neither leaf is pinned?",
+    ),
+    Group(
+        "leaves first, each from its end",
+        [*small("+abc -1 -1 -9", "+ab +ac -1 -9", "+abc +abd -9 -1", "+ab +ac +ad -9"),
+         (16, 3, "+abc +abd -1 -9")],
+        look="when can a parent go?",
+    ),
+    Group(
+        "what a pin holds goes last, with all above it",
+        small("+a @1 +b ^a:20 -1 -9", "+ab @1 +ac @1 +x ^ab:20 -2 -9", "+abc +x ^abc:20 @1 +y -3",
+              "+ab @1 +x ^ab:20 ^x:20 @1 +y @1 +z -2 -9",
+              "+ab [ab ^ab:20 ]ab @1 +x -1"),
+        look="`pinned`: what is `until` of a leaf without a pin?",
+    ),
+    Group(
+        "a pin ends at its deadline",
+        small("+a @1 +b ^a:10 @9 -1 -9", "+a ^a:10 @1 +b @9 -1", "+a ^a:10 @1 +b @12 -1",
+              "+a ^a:20 @1 +b ^a:5 @1 +c @5 -2", "+a ^a:9 +b ^b:3 @1 +c @9 -2",
+              "+a ^a:10 @1 +b @1 +c -1 @8 -1", "+a ^a:10 @1 +b @1 +c -1 @9 -1"),
+        look="`first_leaf`: at the deadline itself, is the pin over?",
+    ),
+    Group(
+        "pins yield if nothing else is left",
+        small("+ab ^ab:20 -1 -9", "+a ^a:9 @1 +b ^b:9 -1 -1", "+ab ^ab:9 [ab -9 ]ab -9",
+              "+a [a +ab ]a ^ab:9 -1 @1 +x -1 -9"),
+        look="a pin is a wish: what is in `order`?",
+    ),
+    Group(
+        "what is locked stays",
+        small("+ab +x [ab -9 ]ab -9", "+abc @1 [a -9 ]a -9", "+abc +abd [ab -9 ]ab -1"),
+        look="which nodes are in `unlocked`?",
+    ),
+    Group(
+        "a parent takes over what its child had",
+        small("+a [a +ab ]a @1 +z @1 !ab ^z:1 -1 @5 -1", "+a [a +ab ]a ^ab:50 -1 @1 +z -1",
+              "+a [a +abc ]a ^abc:50 ^a:3 -2 @9 +z -1", "+a [a +ab ]a ^ab:3 ^a:50 -1 @9 +z -1",
+              "+ab +ac @1 ^ab:3 ^ac:50 @1 -2 @9 +z -1"),
+        look="`first_leaf`: which leaf stands where a child of it stood?",
+    ),
+    Group(
+        "pins hold a share of the pool",
+        under(8, 1)("+abcd ^abcd:9 -1", "+abcde ^abcde:9 @1 +x -1", "+abc ^abc:9 +abd ^abd:9 -9",
+                    "+abc +x ^abc:9 ^x:9 +y ^y:9 @1 +z -1", "+abc ^abc:9 @9 +xyz ^xyz:9",
+                    "+ab [ab +abcd ]ab ^abcd:9 +x ^x:9", "+ab [ab +abcde ]ab ^abcde:9",
+                    "+ab ^ab:9 +abcde ^abcde:9 @1 +x -1", "+a ^b:9",
+                    "+a @1 ^a:500 @1 +z @1 +y @1 -1 +abcde @1 ^abcde:500 @1 +x @1 -1 -1"),
+        look="`pin`: which blocks does it keep, and which pins count?",
+    ),
+    Group(
+        "and for a limited time",
+        small("+a ^a:99999 @1 +b @598 -1", "+a ^a:99999 @1 +b @599 -1"),
+        look="`pin`: what is LONGEST for?",
+    ),
+    Group(
+        "how many were released",
+        small("+ab -0 -1 -9 -1", "+ab -5", "+ab ^ab:9 --1", "+ab [ab -2"),
+        look="`first_leaf`: which leaf is left?",
+    ),
+    Group("60 random programs", [random_retention(seed) for seed in range(60)], look=LINES_ABOVE),
+)  # fmt: skip
+
+
+@total_ordering
+class Counted:
+    """An age that counts how often it is compared."""
+
+    def __init__(self, age, work: Counter):
+        self.age, self.work = age, work
+
+    def __lt__(self, other) -> bool:
+        self.work["compared"] += 1
+        return self.age < other.age
+
+    def __eq__(self, other) -> bool:
+        self.work["compared"] += 1
+        return self.age == other.age
+
+
+class CountedNodes(dict):
+    """`unlocked`, which counts the nodes that somebody goes through."""
+
+    def __init__(self, nodes, work: Counter):
+        super().__init__(nodes)
+        self.work = work
+
+    def __iter__(self):
+        for node in super().__iter__():
+            self.work["looked at"] += 1
+            yield node
+
+
+def among_many(mine, program, log: Log) -> None:
+    """What it takes to find a leaf: nodes, entries and ages that are looked at."""
+    num_leaves, seconds = program
+    clock = SimpleNamespace(now=1000.0)
+    work: Counter[str] = Counter()
+
+    def policy(cache, leaf):
+        work["looked at"] += 1
+        rank = mine.pinned(cache, leaf)
+        return rank._replace(age=Counted(rank.age, work))
+
+    pool = LoggingPool(num_leaves)
+    cache = mine.RetainingCache(pool, 1, policy, lambda: clock.now)
+    for token in range(num_leaves):
+        new = [pool.allocate()]
+        node = cache.insert([token], new).node
+        pool.release(new[0])
+        if seconds and token % 3 == 0:
+            cache.pin(node, seconds)
+    cache.unlocked = CountedNodes(cache.unlocked, work)
+    pins = f", every third one pinned for {seconds} s" if seconds else ""
+    log(f"{num_leaves:,} leaves{pins}")
+    for _ in range(3):
+        work.clear()
+        log.call("evict(1)", cache.evict, 1)
+        seen = work.total()
+        log("", {"nodes, entries and ages that are looked at:": at_most(num_leaves // 3, seen)})
+
+
+scenario(
+    "07.9",
+    among_many,
+    Group(
+        "among a thousand leaves, without looking at each",
+        [(1000, 0), (1000, 60)],
+        look="`first_leaf`: which leaf does `order` name first, and what may be wrong with it?",
+    ),
+)
+
+
+@cache
+def short_load(seed: int) -> list:
+    return retention.agent_load(seed, agents=3, singles_per_s=0.3, chats_per_s=0.02)
+
+
+def on_a_trace(mine, program, log: Log) -> None:
+    """Tokens that are computed again, in the simulator."""
+    seed, num_blocks, seconds = program
+    load = [turn._replace(retain_s=turn.retain_s and seconds) for turn in short_load(seed)]
+
+    def make(pool, clock):
+        return mine.RetainingCache(pool, 1, mine.pinned, clock)
+
+    log(f"trace {seed}, {len(load)} requests, {num_blocks} blocks, pins of {seconds} s")
+    log("", {"tokens that are computed again:": retention.serve(load, num_blocks, make)[0]})
+
+
+scenario(
+    "07.9",
+    on_a_trace,
+    Group(
+        "a trace of agents, chats and single requests",
+        [(1, 512, 600), (2, 768, 600), (3, 512, 10)],
+        look=LINES_ABOVE,
+    ),
+)
+
+
 # ── The reader's parts in the engine ──────────────────────────────────────────
 
 
@@ -1277,7 +1520,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
 @runs_model("07.7")
 def _(mine, lm: minikv.LanguageModel) -> str:
     """The reader's engine, on all parts of chapters 04 to 07 that are passed."""
-    parts = Parts({"07"})
+    parts = PassedParts({"07"})
     with parts.installed():
         in_place = together.parts_in_place()
         served = busy(mine.Engine, mine.Loop, **in_place)
@@ -1293,3 +1536,25 @@ def _(mine, lm: minikv.LanguageModel) -> str:
         f"tinypy ran on your engine ({parts.whose_engine(together.PARTS)}): {served}. "
         f"After {together.TEXT.splitlines()[-1].strip()!r} it writes {line!r}."
     )
+
+
+@runs_model("07.9")
+def _(mine, lm: minikv.LanguageModel) -> str:
+    """An agent whose tool runs while others use the pool."""
+    engine = minikv.Engine(
+        lm, minikv.EngineConfig(num_blocks=24, attention="torch"),
+        prefix_cache=lambda pool, size: mine.RetainingCache(pool, size, mine.pinned),
+    )  # fmt: skip
+    text = lm.encode("def area(width, height):\n    return width * height\n\n\n" * 2)
+    prompt = text[:80]
+    for visit in range(3):
+        before = engine.stats().hit_tokens
+        params = minikv.SamplingParams(max_tokens=8, ignore_eos=True, retain_s=60)
+        [output] = engine.generate([prompt], params)
+        same_as_oracle(lm, prompt, output.token_ids)
+        found = engine.stats().hit_tokens - before
+        for other in range(3):
+            engine.generate([[5 + visit, 7 + other] * 60], minikv.SamplingParams(max_tokens=4))
+        engine.check()
+        last, prompt = prompt, prompt + output.token_ids + text[:4]
+    return f"an agent's third turn found {found} of {len(last)} tokens while others filled the pool"

@@ -150,15 +150,14 @@ def sums(mine, program, log: Log) -> None:
     run(log, what, partial(mine.add, x, y, tile), (x, y), more)
 
 
-scenario(
-    "08.1", sums,
-    line("one full tile", "`tl.load(x + element)`, and a store to `out + element`",
-         (4, 4), (1, 1), (16, 16)),
-    line("several full tiles", "which elements belong to program 2?",
-         (5, 1), (8, 4), (12, 4), (128, 64)),
+scenario("08.1", sums,
+    line("one full tile", "`tl.load(x + element)`, and a store to `out + element`", (4, 4), (1, 1),
+         (16, 16)),
+    line("several full tiles", "which elements belong to program 2?", (5, 1), (8, 4), (12, 4),
+         (128, 64)),
     line("the example: 10 elements, three programs", "the mask of the last tile", (10, 4)),
-    line("any length, any tile", "the mask of the last tile",
-         (1, 4), (3, 2), (3, 4), (6, 4), (9, 4), (11, 8), (100, 16), (7, 64), (65, 64)),
+    line("any length, any tile", "the mask of the last tile", (1, 4), (3, 2), (3, 4), (6, 4),
+         (9, 4), (11, 8), (100, 16), (7, 64), (65, 64)),
     line("any type of number", "is the type of x kept from the load to the store?",
          (5, 4, torch.int64), (5, 4, torch.int32), (5, 4, torch.float16), (5, 4, torch.float64)),
     in_turn=True,
@@ -228,18 +227,17 @@ def of_about(scores: str) -> str:
     return f", scores of about {scores}" if scores else ""
 
 
-scenario(
-    "08.2", attends,
+scenario("08.2", attends,
     line("one full tile", "scores, weights, the weighted sum of values, the division",
          (4, 16, 4, ""), (1, 16, 1, ""), (16, 4, 16, "")),
-    line("several full tiles", "what is carried from tile to tile",
-         (8, 16, 4, ""), (3, 16, 1, ""), (32, 4, 16, "")),
-    line("a last tile that is not full", "which keys of the last tile exist?",
-         (10, 2, 4, ""), (7, 16, 4, ""), (3, 16, 4, ""), (1, 16, 4, ""), (9, 32, 8, "")),
+    line("several full tiles", "what is carried from tile to tile", (8, 16, 4, ""), (3, 16, 1, ""),
+         (32, 4, 16, "")),
+    line("a last tile that is not full", "which keys of the last tile exist?", (10, 2, 4, ""),
+         (7, 16, 4, ""), (3, 16, 4, ""), (1, 16, 4, ""), (9, 32, 8, "")),
     line("scores far above and far below 0", "what is subtracted from a score",
          *((11, 16, 4, scores) for scores in (*LOUD, FAR_BELOW))),
-    line("any sizes", "which keys of the last tile exist?",
-         (7, 32, 64, ""), (70, 64, 16, ""), (23, 2, 8, ""), (9, 16, 2, "")),
+    line("any sizes", "which keys of the last tile exist?", (7, 32, 64, ""), (70, 64, 16, ""),
+         (23, 2, 8, ""), (9, 16, 2, "")),
     in_turn=True,
 )  # fmt: skip
 compiles("08.2", lambda mine: mine.attend(torch.ones(8), torch.ones(11, 8), torch.ones(11, 8)))
@@ -346,17 +344,16 @@ def decodes(function: str, mine, case: Case, log: Log) -> None:
     run(log, case.what, call, arguments, more)
 
 
-scenario(
-    "08.3", partial(decodes, "decode"),
+scenario("08.3", partial(decodes, "decode"),
     line("one sequence, one full block", "the addresses: which block, which head", Case((4,))),
-    line("one sequence, several blocks", "what is loaded before the keys?",
-         Case((7,)), Case((3,), 1), Case((37,), 16, dim=8), Case((150,), 4, dim=8)),
-    line("several heads", "which KV head does query head 1 read?",
-         Case((3,), 4, 4, 2), Case((1,), 2, 3, 3)),
-    line("several sequences", "the row of q, of the table, of the lengths",
-         Case((6, 3)), Case((1, 9), 4, 2, 1, 8)),
-    line("anything in slots without a token", "the masks of the loads",
-         Case((6,), fill=LOUDER), Case((3,), fill=torch.nan)),
+    line("one sequence, several blocks", "what is loaded before the keys?", Case((7,)),
+         Case((3,), 1), Case((37,), 16, dim=8), Case((150,), 4, dim=8)),
+    line("several heads", "which KV head does query head 1 read?", Case((3,), 4, 4, 2),
+         Case((1,), 2, 3, 3)),
+    line("several sequences", "the row of q, of the table, of the lengths", Case((6, 3)),
+         Case((1, 9), 4, 2, 1, 8)),
+    line("anything in slots without a token", "the masks of the loads", Case((6,), fill=LOUDER),
+         Case((3,), fill=torch.nan)),
     line("scores far above and far below 0", "what is subtracted from a score",
          *(Case((7,), scores=scores) for scores in (*LOUD[:3], FAR_BELOW))),
     in_turn=True,
@@ -366,21 +363,19 @@ compiles("08.3", lambda mine: mine.decode(*Case((5, 2), 4, 4, 2).arguments))
 
 # ── 08.4 A group in one product ───────────────────────────────────────────────
 
-scenario(
-    "08.4", partial(decodes, "decode_packed"),
+scenario("08.4", partial(decodes, "decode_packed"),
     line("one query head per KV head",
          "the shapes: (ROWS, …) for what each row has; and `other` of each masked load",
          Case((16,), 16), Case((32,), 32), Case((19,), 16, 2, 2, 32), Case((150,), 16)),
     line("groups of 2, 3 and 4", "6 heads on 2 KV heads: which are the rows of group 1?",
          Case((19,), 16, 2), Case((5,), 16, 6, 2), Case((37,), 16, 4)),
     line("a group of 20", "ROWS is given: at least 16, and a power of two", Case((20,), 16, 20)),
-    line("several sequences", "the row of q, of the table, of the lengths",
-         Case((17, 3), 16, 2), Case((1, 33), 32, 4, 2)),
+    line("several sequences", "the row of q, of the table, of the lengths", Case((17, 3), 16, 2),
+         Case((1, 33), 32, 4, 2)),
     line("anything in slots without a token", "the masks of the loads",
          Case((21,), 16, 2, fill=LOUDER), Case((1,), 16, 2, fill=torch.nan)),
     line("scores far above and far below 0", "what is subtracted from a score",
-         *(Case((21,), 16, 2, scores=scores)
-           for scores in (HEADS_DIFFER, *LOUD[:3], FAR_BELOW))),
+         *(Case((21,), 16, 2, scores=scores) for scores in (HEADS_DIFFER, *LOUD[:3], FAR_BELOW))),
     in_turn=True,
 )  # fmt: skip
 compiles("08.4", lambda mine: mine.decode_packed(*Case((5, 20), 16, 4, 2).arguments), 2)
@@ -393,16 +388,15 @@ def split(splits: int, *lens: int, **options) -> Case:
     return Case(lens, 16, **options, splits=splits)
 
 
-scenario(
-    "08.5", partial(decodes, "decode_split"),
+scenario("08.5", partial(decodes, "decode_split"),
     line("one split: nothing to join", "what is stored for a split, and where?",
          split(1, 19, heads=2)),
     line("two and four splits, with equally many blocks", "which blocks belong to split 1?",
          split(2, 32), split(4, 64)),
     line("splits of different lengths", "a split has whole blocks: how many does each get?",
          split(2, 35), split(2, 75)),
-    line("an empty split", "what does an empty split store?",
-         split(2, 5), split(4, 32), split(4, 69)),
+    line("an empty split", "what does an empty split store?", split(2, 5), split(4, 32),
+         split(4, 69)),
     line("several heads and sequences of very different lengths",
          "each has its own split size, and its own places in `partial` and `lse`",
          split(2, 19, heads=2, kv_heads=2), split(2, 40, 3, heads=2)),
@@ -435,18 +429,17 @@ def packs(mine, program, log: Log) -> None:
 
 LAST_BLOCK = "for which positions is `held` true, in the last block of a sequence?"
 
-scenario(
-    "08.6", packs,
+scenario("08.6", packs,
     line("packing: blocks that are full", "which rows does each program write?",
          *(((2 * size, size), size, "") for size in (4, 1, 16))),
-    line("packing: 5, 7 and 8 tokens", "which rows does each program write?",
-         ((5, 7, 8), 4, ""), ((1, 16), 16, "")),
-    line("packing: the same, programs in another order", LAST_BLOCK,
-         ((5, 7, 8), 4, "backwards"), ((1, 16), 16, "backwards")),
-    line("packing: no row has two writers", LAST_BLOCK,
-         ((5, 7, 8), 4, "writers"), ((3, 1, 1, 2), 2, "writers"), ((17, 16), 16, "writers")),
-    line("packing: the last sequence ends inside a block", LAST_BLOCK,
-         ((3,), 4, "writers"), ((8, 5), 4, "writers"), ((4, 4, 9), 8, "writers")),
+    line("packing: 5, 7 and 8 tokens", "which rows does each program write?", ((5, 7, 8), 4, ""),
+         ((1, 16), 16, "")),
+    line("packing: the same, programs in another order", LAST_BLOCK, ((5, 7, 8), 4, "backwards"),
+         ((1, 16), 16, "backwards")),
+    line("packing: no row has two writers", LAST_BLOCK, ((5, 7, 8), 4, "writers"),
+         ((3, 1, 1, 2), 2, "writers"), ((17, 16), 16, "writers")),
+    line("packing: the last sequence ends inside a block", LAST_BLOCK, ((3,), 4, "writers"),
+         ((8, 5), 4, "writers"), ((4, 4, 9), 8, "writers")),
     in_turn=True,
 )  # fmt: skip
 
@@ -512,10 +505,9 @@ def going_on(turns: int, *starts: tuple[int, tuple]) -> tuple:
 
 A, B, C = (7, 20, 3), (12, 9), (5, 16, 22)
 
-scenario(
-    "08.6", steps,
-    line("a step: the first, and the next", "which inputs does `replay` copy?",
-         going_on(2, (5, A)), going_on(2, (2, B), (9, C))),
+scenario("08.6", steps,
+    line("a step: the first, and the next", "which inputs does `replay` copy?", going_on(2, (5, A)),
+         going_on(2, (2, B), (9, C))),
     line("a step in which a sequence opens a block", "which inputs can change?",
          going_on(3, (3, A)), going_on(2, (8, A), (4, B))),
     line("a step after a shared block was copied", "which inputs can change?",
@@ -525,11 +517,11 @@ scenario(
          (("", (5, A[:2])), ("another sequence, ", (6, B))),
          (("", (5, A[:2])), ("another sequence, ", (5, (9, 18)))),
          (("", (5, A[:2]), (2, B[:1])), ("two others, ", (6, (13, 14)), (3, (15,))),
-          ("one more, ", (4, (1,))), ("two more, ", (1, (6,)), (7, (2, 3))))),
+         ("one more, ", (4, (1,))), ("two more, ", (1, (6,)), (7, (2, 3))))),
     line("a step with fewer sequences than there are rows", "what do the other rows hold?",
          (("", (8, A[:2]), (3, B[:1])), ("the second has ended, ", (9, A))),
          (("", (9, C), (6, A[:2])), ("the first has ended, ", (7, A[:2])),
-          ("two again, ", (8, A), (3, B)))),
+         ("two again, ", (8, A), (3, B)))),
     in_turn=True,
 )  # fmt: skip
 

@@ -48,7 +48,6 @@ from minikv.course.judge.checking import (
     witness,
 )
 from minikv.course.judge.programs import (
-    LINES_ABOVE,
     advice,
     at_most,
     decoded,
@@ -304,20 +303,19 @@ def compare(found: np.ndarray, expected: torch.Tensor, what: str) -> None:
 
 ROOM_FOR = "for how many slots and channels is there room in each array that you make?"
 
-scenario(
-    "09.1", in_python(partial(attends, "attend_heads")),
+scenario("09.1", in_python(partial(attends, "attend_heads")),
     line("one sequence, one full block", "scores, weights, the weighted sum, the division",
          Case((4,)), Case((1,), 1), Case((2,), 2, dim=3)),
-    line("one sequence, several blocks", "what is carried from block to block?",
-         Case((8,)), Case((3,), 1), Case((10,), 5)),
-    line("a last block that is not full", "how many slots of block i are filled?",
-         Case((7,)), Case((1,)), Case((9,), 4, fill=1000.0)),
+    line("one sequence, several blocks", "what is carried from block to block?", Case((8,)),
+         Case((3,), 1), Case((10,), 5)),
+    line("a last block that is not full", "how many slots of block i are filled?", Case((7,)),
+         Case((1,)), Case((9,), 4, fill=1000.0)),
     line("several query heads and KV heads", "which KV head does query head h read?",
          Case((5,), 4, 4, 2), Case((3,), 2, 3, 3), Case((3,), 4, 4, 1)),
     line("several sequences", "the row of q, of the table, of the lengths; what must be reset?",
          Case((6, 3)), Case((1, 9, 4), 4, 2, 1)),
-    line("NaN in slots without a token", "what is read past the context?",
-         Case((6,), fill=np.nan), Case((3, 5), 2, fill=np.nan)),
+    line("NaN in slots without a token", "what is read past the context?", Case((6,), fill=np.nan),
+         Case((3, 5), 2, fill=np.nan)),
     line("scores far above and far below 0", "what is subtracted from a score before `exp`?",
          Case((7,), lift=300.0), Case((7,), lift=-300.0), Case((3,), lift=-300.0),
          Case((3, 7, 2), 4, 4, 2, lift=300.0), Case((3, 3), 4, 3, 3, lift=-300.0)),
@@ -337,12 +335,11 @@ def _(mine):
 
 # ── 09.2 K and V once for a group ─────────────────────────────────────────────────────────
 
-scenario(
-    "09.2", in_python(partial(attends, "attend_groups")),
-    line("one query head per KV head", "the shapes: (G, …) for what each head has",
-         Case((4,)), Case((7,)), Case((3, 6), 2, 2, 2)),
-    line("groups of 2, 3 and 4", "which query heads belong to the KV head?",
-         Case((7,), 4, 2), Case((5,), 2, 6, 2), Case((9,), 4, 4)),
+scenario("09.2", in_python(partial(attends, "attend_groups")),
+    line("one query head per KV head", "the shapes: (G, …) for what each head has", Case((4,)),
+         Case((7,)), Case((3, 6), 2, 2, 2)),
+    line("groups of 2, 3 and 4", "which query heads belong to the KV head?", Case((7,), 4, 2),
+         Case((5,), 2, 6, 2), Case((9,), 4, 4)),
     line("more heads in q than there are queries", "what says how many query heads there are?",
          Case((5,), 4, 2, more_heads=2), Case((3, 6), 2, 4, 2, more_heads=4)),
     line("several sequences", "the row of q, of the table, of the lengths; what must be reset?",
@@ -352,9 +349,8 @@ scenario(
     line("NaN in slots without a token", "what is read past the context?",
          Case((6,), 4, 2, fill=np.nan), Case((3, 5), 2, 4, 2, fill=np.nan)),
     line("scores far above and far below 0", "what is subtracted from a score before `exp`?",
-         Case((7,), 4, 2, lift=300.0), Case((7,), 4, 2, lift=-300.0),
-         Case((3,), 4, 2, lift=-300.0), Case((3, 7, 2), 4, 4, 2, lift=300.0),
-         Case((3, 3), 4, 3, 3, lift=-300.0)),
+         Case((7,), 4, 2, lift=300.0), Case((7,), 4, 2, lift=-300.0), Case((3,), 4, 2, lift=-300.0),
+         Case((3, 7, 2), 4, 4, 2, lift=300.0), Case((3, 3), 4, 3, 3, lift=-300.0)),
     line("large groups and blocks, long vectors and contexts", ROOM_FOR, Case((20,), 20, 2),
          Case((3,), 4, 2, dim=72), Case((1,), 1, 72, dim=1), Case((1030,), 1030, dim=1),
          Case((1,), 1, dim=1030), Case((1030,), 10, dim=1)),
@@ -385,11 +381,16 @@ WEAK = Cpu(1e12, 1e12, 7e3)
 def limits(mine, program, log: Log) -> None:
     lens, shape, stored, machine, threads = program
     lens = list(lens)
-    text = (
-        f"contexts {lens}, {shape}, {stored}, {machine}, {counted(threads, 'thread')}"
-        if len(lens) < 9
-        else f"{len(lens)} contexts"
-    )
+    text = f"contexts {lens if len(lens) < 9 else len(lens)}; " + "; ".join([
+        f"{counted(shape.num_layers, 'layer')}, {counted(shape.num_heads, 'head')}, "
+        f"{counted(shape.num_kv_heads, 'KV head')} of {shape.head_dim}",
+        f"number_bytes {stored.number_bytes:g}, scale_bytes {stored.scale_bytes}, "
+        f"convert {stored.convert}",
+        *([] if machine == COUNT else [
+            f"thread_rate {machine.thread_rate:,.0f}, memory_rate {machine.memory_rate:,.0f}, "
+            f"flop_rate {machine.flop_rate:,.0f}, {counted(threads, 'thread')}"
+        ]),
+    ])  # fmt: skip
     more = (threads,) if threads > 1 else ()
     found = log.call(text, partial(mine.attention_limit, lens, shape, stored, machine, *more),
                      see=False)  # fmt: skip
@@ -406,33 +407,32 @@ def random_limit(seed: int) -> tuple:
     return lens, shape, draw.choice((FLOAT32, INT8, INT4)), machine, draw.choice((1, 1, 2, 8, 64))
 
 
-scenario(
-    "09.3", limits,
+scenario("09.3", limits,
     Group("one token: its bytes and its operations",
           [((1,), shape, FLOAT32, COUNT, 1) for shape in (Shape(1, 1, 1, 5), Shape(3, 2, 2, 5))],
           "the factors: keys and values, layers, KV heads, head dim"),
     Group("several contexts", [((3, 8), Shape(2, 2, 2, 5), FLOAT32, COUNT, 1),
-                               ((9, 1, 1, 1), Shape(1, 3, 3, 7), FLOAT32, COUNT, 1)],
+          ((9, 1, 1, 1), Shape(1, 3, 3, 7), FLOAT32, COUNT, 1)],
           "what does a short context read beside a long one?"),
     Group("groups of query heads", [((3,), Shape(2, 6, 2, 5), FLOAT32, COUNT, 1),
-                                    ((4, 2), Shape(1, 8, 1, 3), FLOAT32, COUNT, 1)],
+          ((4, 2), Shape(1, 8, 1, 3), FLOAT32, COUNT, 1)],
           "what is done once for a group, and what for each of its query heads?"),
-    Group("formats of 8 and 4 bits",
-          [((4,), Shape(2, 2, 2, 6), INT8, COUNT, 1), ((4,), Shape(2, 6, 2, 6), INT8, COUNT, 1),
-           ((3, 5), Shape(2, 8, 2, 7), INT4, COUNT, 1), ((3,), Shape(1, 4, 2, 7), INT4, COUNT, 1)],
+    Group("formats of 8 and 4 bits", [((4,), Shape(2, 2, 2, 6), INT8, COUNT, 1),
+          ((4,), Shape(2, 6, 2, 6), INT8, COUNT, 1), ((3, 5), Shape(2, 8, 2, 7), INT4, COUNT, 1),
+          ((3,), Shape(1, 4, 2, 7), INT4, COUNT, 1)],
           "how many scales does a token have, and how often is a number converted?"),
     Group("one thread: reading holds, or arithmetic",
           [((4,), Shape(2, 4, 2, 5), FLOAT32, machine, 1) for machine in (SLOW, WEAK)],
           "which rate does one thread reach, and which of the two times is waited for?"),
-    Group("several threads",
-          [((7, 5), Shape(3, 6, 2, 8), FLOAT32, machine, n) for n in (2, 3)
-           for machine in (SLOW, WIDE, WEAK)],
+    Group("several threads", [((7, 5), Shape(3, 6, 2, 8), FLOAT32, machine, n) for n in (2, 3)
+          for machine in (SLOW, WIDE, WEAK)],
           "which rates are those of one thread, and which is that of all together?"),
     Group("reading and arithmetic take about as long",
           [((10,), Shape(1, 2, 1, 8), FLOAT32, Cpu(1e3, 1e9, rate), 1)
-           for rate in (999.0, 1000.0, 1001.0, 3000.0)],
+          for rate in (999.0, 1000.0, 1001.0, 3000.0)],
           "do reading and computing happen at the same time?"),
-    Group("any machine", [random_limit(seed) for seed in range(120)], LINES_ABOVE),
+    Group("any machine", [random_limit(seed) for seed in range(120)],
+          "which takes longer here, reading or arithmetic: do you return that one?"),
 )  # fmt: skip
 
 
@@ -478,21 +478,20 @@ def in_pieces(mine, case: Case, log: Log) -> None:
 
 LAST_SLOTS = "which slots of a sequence's last block does each loop read?"
 ROOM = "for each array that a call gets: which other call gets it, and which calls write to it?"
-scenario(
-    "09.4", in_python(in_pieces),
+scenario("09.4", in_python(in_pieces),
     line("blocks that are full", LAST_SLOTS, Case((4,)), Case((8, 4), 4, 2)),
-    line("one piece, NaN in slots without a token", LAST_SLOTS,
-         Case((3,), fill=np.nan), Case((6, 1), 4, 2, fill=np.nan),
-         Case((5, 7), 4, 4, 2, fill=np.nan), Case((3,), fill=np.inf)),
+    line("one piece, NaN in slots without a token", LAST_SLOTS, Case((3,), fill=np.nan),
+         Case((6, 1), 4, 2, fill=np.nan), Case((5, 7), 4, 4, 2, fill=np.nan),
+         Case((3,), fill=np.inf)),
     line("scores far above and far below 0", "what is subtracted from a score before `exp`?",
          Case((7,), lift=300.0), Case((3,), lift=-300.0), Case((3, 7, 2), 4, 4, 2, lift=300.0),
          Case((3, 3), 4, 3, 3, lift=-300.0, pieces=2)),
-    line("two pieces, one after another", ROOM,
-         Case((4, 4), pieces=2), Case((8, 4), 4, 4, 2, pieces=2)),
-    line("two pieces, side by side", ROOM,
-         Case((4, 4), pieces=2, turns=True), Case((4, 8), 4, 2, pieces=2, turns=True)),
-    line("more pieces, side by side", ROOM,
-         Case((4, 4, 4), pieces=3, turns=True), Case((4, 4, 4, 4), pieces=2, turns=True),
+    line("two pieces, one after another", ROOM, Case((4, 4), pieces=2),
+         Case((8, 4), 4, 4, 2, pieces=2)),
+    line("two pieces, side by side", ROOM, Case((4, 4), pieces=2, turns=True),
+         Case((4, 8), 4, 2, pieces=2, turns=True)),
+    line("more pieces, side by side", ROOM, Case((4, 4, 4), pieces=3, turns=True),
+         Case((4, 4, 4, 4), pieces=2, turns=True),
          Case((3, 5), 2, 4, 2, fill=np.nan, pieces=4, turns=True)),
     in_turn=True,
 )  # fmt: skip
@@ -540,20 +539,19 @@ def multiplies(mine, case, log: Log) -> None:
 
 ROOM_FOR_SUMS = "for how many rows and inputs is there room in each array that you make?"
 
-scenario(
-    "09.5", in_python(multiplies),
+scenario("09.5", in_python(multiplies),
     line("one row", "a sum for each output; without `add`, what was in `out` does not count",
          (1, 1, 1), (1, 3, 2), (1, 8, 5)),
-    line("several rows", "in which order are the loops nested?",
-         (4, 3, 2), (8, 2, 3), (2, 3, 2), (3, 4, 1)),
-    line("a number of rows that is not a multiple of four", "which rows are left over?",
-         (5, 3, 2), (6, 2, 2), (7, 3, 3), (9, 2, 1)),
-    line("added to what is there", "what does `add` add to?",
-         (1, 3, 2, True, (0, 2)), (4, 3, 2, True, (0, 2)), (6, 2, 3, True, (0, 3))),
+    line("several rows", "in which order are the loops nested?", (4, 3, 2), (8, 2, 3), (2, 3, 2),
+         (3, 4, 1)),
+    line("a number of rows that is not a multiple of four", "which rows are left over?", (5, 3, 2),
+         (6, 2, 2), (7, 3, 3), (9, 2, 1)),
+    line("added to what is there", "what does `add` add to?", (1, 3, 2, True, (0, 2)),
+         (4, 3, 2, True, (0, 2)), (6, 2, 3, True, (0, 3))),
     line("some of the outputs", "which columns of `out` belong to this call?",
          (1, 3, 6, False, (2, 4)), (5, 2, 6, True, (5, 6)), (4, 2, 3, False, (1, 1))),
-    line("many rows, inputs and outputs", ROOM_FOR_SUMS,
-         (70, 1, 1), (1, 5, 7), (13, 6, 1), (1, 1030, 1), (1, 1, 1030), (530, 1, 1)),
+    line("many rows, inputs and outputs", ROOM_FOR_SUMS, (70, 1, 1), (1, 5, 7), (13, 6, 1),
+         (1, 1030, 1), (1, 1, 1030), (530, 1, 1)),
     in_turn=True,
 )  # fmt: skip
 
@@ -654,15 +652,14 @@ def steps(mine, case: Step, log: Log) -> None:
     })  # fmt: skip
 
 
-scenario(
-    "09.6", in_python(steps),
+scenario("09.6", in_python(steps),
     line("one token, one layer", "embedding, attention, MLP, the last norm, the head", Step((1,))),
     line("a token after others", "what must lie in the cache before attention reads it?",
          Step((3,)), Step((4,), heads=2)),
-    line("several layers", "which layer's weights, and which layer's slots?",
-         Step((2,), layers=2), Step((3,), 3, 2)),
-    line("several sequences and heads", "what has a row for each sequence?",
-         Step((3, 1), heads=2), Step((5, 2, 4), 2, 4, 2), Step((2, 2, 3, 1, 6), 1, 2, 2)),
+    line("several layers", "which layer's weights, and which layer's slots?", Step((2,), layers=2),
+         Step((3,), 3, 2)),
+    line("several sequences and heads", "what has a row for each sequence?", Step((3, 1), heads=2),
+         Step((5, 2, 4), 2, 4, 2), Step((2, 2, 3, 1, 6), 1, 2, 2)),
     line("any sizes", "the shapes: hidden, heads * dim and inner are three different numbers",
          Step((3, 4), 2, 4, 2, 2, 5, 7), Step((5,), 1, 3, 1, 6, 4, 9, 4)),
     line("another eps, and many sequences", "`weights.eps`; and the rows of each array",
@@ -738,36 +735,20 @@ def random_steps(seed: int) -> tuple[int, list[int], int]:
     return num_tokens, [*places, num_tokens], draw.randrange(6)
 
 
-scenario(
-    "09.7",
-    same_bits,
-    Group(
-        "alone, in one step",
-        [(1, [0, 1], 0), (5, [0, 5], 0), (40, [0, 40], 0)],
-        look="which keys does each query see?",
-    ),
-    Group(
-        "beside other sequences",
-        [(20, [0, 20], 1), (40, [0, 40], 3), (40, [0, 40], 7), (70, [0, 70], 4)],
-        look="what in this function depends on how many sequences there are?",
-    ),
-    Group(
-        "in chunks",
-        [(20, [0, 5, 20], 0), (40, [0, 17, 40], 0), (40, [0, 16, 30, 40], 0), (50, [0, 49, 50], 0)],
-        look="where does a part begin, for a query of the second chunk?",
-    ),
-    Group(
-        "with a warm cache",
-        [(20, [19, 20], 0), (40, [20, 40], 0), (40, [37, 40], 0), (66, [65, 66], 0)],
-        look="where does a part begin, if most of the context was cached?",
-    ),
-    Group("any steps", [random_steps(seed) for seed in range(40)], look=LINES_ABOVE),
-    Group(
-        "where values cancel",
-        [(num_tokens, [0, 17, num_tokens], 2, "cancels") for num_tokens in (20, 40, 60)],
-        look="are the sums the same, or only equal after rounding?",
-    ),
-)
+scenario("09.7", same_bits,
+    Group("alone, in one step", [(1, [0, 1], 0), (5, [0, 5], 0), (40, [0, 40], 0)],
+          "which keys does each query see?"),
+    Group("beside other sequences", [(20, [0, 20], 1), (40, [0, 40], 3), (40, [0, 40], 7),
+          (70, [0, 70], 4)], "what in this function depends on how many sequences there are?"),
+    Group("in chunks", [(20, [0, 5, 20], 0), (40, [0, 17, 40], 0), (40, [0, 16, 30, 40], 0),
+          (50, [0, 49, 50], 0)], "where does a part begin, for a query of the second chunk?"),
+    Group("with a warm cache", [(20, [19, 20], 0), (40, [20, 40], 0), (40, [37, 40], 0),
+          (66, [65, 66], 0)], "where does a part begin, if most of the context was cached?"),
+    Group("any steps", [random_steps(seed) for seed in range(40)],
+          "which query differs: of a later chunk, behind a warm cache, or beside others?"),
+    Group("where values cancel", [(num_tokens, [0, 17, num_tokens], 2, "cancels")
+          for num_tokens in (20, 40, 60)], "are the sums the same, or only equal after rounding?"),
+)  # fmt: skip
 
 
 # ── The reader's parts in the engine ──────────────────────────────────────────────────────

@@ -42,7 +42,8 @@ def rulers_picture(x: torch.Tensor, rulers: Mapping[str, torch.Tensor]) -> style
         for name, marks in rulers.items()
     )
     numbers = ", ".join(f"{float(number):g}" for number in x)
-    return style.Picture(figure, f"{title}. The numbers {numbers}. {words}.")
+    caption = "Circles: the numbers. Squares: the marks that stand for them."
+    return style.Picture(figure, f"{title}. The numbers {numbers}. {words}.", caption)
 
 
 class OutlierFilm:
@@ -161,10 +162,9 @@ def quality_picture(costs: Mapping[str, tuple[float, Interval]]) -> style.Pictur
         for place, _ in column:
             below = max(place, below + line)
             places.append(below)
-        middle = sum(places) / len(places) - sum(place for place, _ in column) / len(column)
         for (_, name), place in zip(column, places, strict=True):
             size, (value, _, _) = costs[name]
-            axes.annotate(f"{name}  {value:.2g}", (size, value), (right, 10 ** (place - middle)),
+            axes.annotate(f"{name}  {value:.2g}", (size, value), (right, 10**place),
                           va="center", fontsize=8, color=style.INK,
                           arrowprops=lead)  # fmt: skip
     words = "; ".join(

@@ -11,7 +11,7 @@ from minikv.course.chapters.ch10_quantised_kv.given import (
     sample_together,
 )
 from minikv.course.judge.checking import Wrong, check, runs_model, tinypy, witness
-from minikv.course.judge.programs import LINES_ABOVE, OperationMode
+from minikv.course.judge.programs import OperationMode
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.quant.formats import Int4ByChannel, quantise_int8
 
@@ -95,49 +95,42 @@ CHANGES = {
     "every second number of more": lambda x: x.repeat_interleave(2, -1)[..., ::2],
 }
 
-scenario(
-    "10.1", rulers,
+scenario("10.1", rulers,
     Group("one vector whose scale is exact, or nearly",
           [one(127.0, 1.0, -50.0), one(-254.0, 100.2, 2.2), one(2.0, -6.0, 3.0),
-           one(0.3, -0.2, 0.7, 0.1)],
-          "how far apart are two marks, and which mark is nearest?"),
+          one(0.3, -0.2, 0.7, 0.1)], "how far apart are two marks, and which mark is nearest?"),
     Group("the scale is stored in bfloat16, rounded up, and the codes are computed with it",
           [one(1.0, 0.5012, -0.25), one(0.99, -0.98), one(3.3, 3.29, -3.3, 1.1), many(1, 16)],
-          "`round_up`, and which scale the codes are computed with"),
+          "is the scale rounded up, and are the codes computed with the rounded one?"),
     Group("each vector has a scale of its own",
           [("[[1.0, 2.0], [30.0, -10.2]]", torch.tensor([[1.0, 2.0], [30.0, -10.2]])),
-           many(2, 3, 8), many(3, 2, 3, 4), many(4, 5, 2, 64, spread=7), many(5, 1, 1, 6),
-           many(6, 4, 1), many(7, 0, 4)],
+          many(2, 3, 8), many(3, 2, 3, 4), many(4, 5, 2, 64, spread=7), many(5, 1, 1, 6),
+          many(6, 4, 1), many(7, 0, 4)],
           "which dimension do the numbers that share a scale lie along?"),
-    Group("zeros: scale 0, and codes 0",
-          [one(0.0, 0.0, 0.0), ("[[0.0, 0.0], [3.0, -1.2]]", torch.tensor([[0.0, 0], [3, -1.2]]))],
+    Group("zeros: scale 0, and codes 0", [one(0.0, 0.0, 0.0),
+          ("[[0.0, 0.0], [3.0, -1.2]]", torch.tensor([[0.0, 0], [3, -1.2]]))],
           "what is divided by if the scale is 0, and which scale is returned?"),
-    Group("any size of numbers",
-          [many(10 + seed, 4, 1 + seed, spread=10.0 ** (seed % 7 - 3)) for seed in range(20)],
-          LINES_ABOVE),
-    Group("other types and layouts",
-          [(f"{words}, {how}", change(x)) for words, x in (many(30, 5, 8), many(31, 2, 3, 16),
-            many(32, 4, 300, spread=30))
-           for how, change in CHANGES.items()],
+    Group("any size of numbers", [many(10 + seed, 4, 1 + seed, spread=10.0 ** (seed % 7 - 3))
+          for seed in range(20)],
+          "which rows differ: those with the largest numbers, or the smallest?"),
+    Group("other types and layouts", [(f"{words}, {how}", change(x))
+          for words, x in (many(30, 5, 8), many(31, 2, 3, 16), many(32, 4, 300, spread=30))
+          for how, change in CHANGES.items()],
           "in which dtype do you compute, and do all lines take any layout?"),
 )  # fmt: skip
 
-scenario(
-    "10.1", read_back,
-    Group("reading codes back",
-          [([127, -1, 0], 0.5), ([[1, -2], [3, 100]], [2.0, 0.25]), ([[[7, 8]], [[9, -10]]],
-           [[0.5], [4.0]]), ([[3, 4], [5, 6]], [0.011, 3.0])],
+scenario("10.1", read_back,
+    Group("reading codes back", [([127, -1, 0], 0.5), ([[1, -2], [3, 100]], [2.0, 0.25]),
+          ([[[7, 8]], [[9, -10]]], [[0.5], [4.0]]), ([[3, 4], [5, 6]], [0.011, 3.0])],
           "x^ = scale * code: in which dtype, and along which dimension?"),
 )  # fmt: skip
 
-scenario(
-    "10.1", bounds,
-    Group("how far a logit can move",
-          [("q [2, -1, 0, 3], an error of 0.5 everywhere", torch.tensor([2.0, -1, 0, 3]),
-            torch.full((4,), 0.5)),
-           ("q [1, -1], errors [0.1, 0.3]", torch.tensor([1.0, -1]), torch.tensor([0.1, 0.3])),
-           ("two queries, each with errors of its own", drawn(5, 2, 3), drawn(6, 2, 3).abs()),
-           ("five queries, errors by channel", drawn(5, 5, 9), drawn(6, 9).abs())],
+scenario("10.1", bounds,
+    Group("how far a logit can move", [("q [2, -1, 0, 3], an error of 0.5 everywhere",
+          torch.tensor([2.0, -1, 0, 3]), torch.full((4,), 0.5)),
+          ("q [1, -1], errors [0.1, 0.3]", torch.tensor([1.0, -1]), torch.tensor([0.1, 0.3])),
+          ("two queries, each with errors of its own", drawn(5, 2, 3), drawn(6, 2, 3).abs()),
+          ("five queries, errors by channel", drawn(5, 5, 9), drawn(6, 9).abs())],
           "each product is off by at most |q| times its error; what is a logit divided by?"),
 )  # fmt: skip
 
@@ -146,7 +139,7 @@ scenario(
     "10.1",
     "the bound holds: |x - x^| is at most scale / 2",
     cause="some number is further from its mark than half the distance between two marks",
-    look="the lines above: which of them fails?",
+    look="where are scale, code and number of this element, and who rounds which way?",
 )
 def _(mine):
     for seed in range(30):
@@ -199,20 +192,19 @@ BLOCKS = [
     )
 ]
 
-scenario(
-    "10.2", along,
+scenario("10.2", along,
     Group("by token: the numbers of a row share a ruler",
           [(*listed([0.0, 1], [15, 16]), -1), (*listed([0.0, 4, 15], [100, 107, 130]), -1)],
           "which dimension does `quantise_int4` look at?"),
     Group("by channel: the numbers of a column share one",
           [(*listed([0.0, 1], [15, 16]), -2), (*listed([0.0, 100], [4, 107], [15, 130]), -2),
-           (*listed([0.0, 100, 7], [15, 130, 8]), -2)],
+          (*listed([0.0, 100, 7], [15, 130, 8]), -2)],
           "the dimension that has to be last, and the way back"),
     Group("any tokens and channels, and more dimensions in front",
           [(*block, dim) for block in BLOCKS for dim in (-1, -2)]
           + [(f"{words}, {how}", change(x), dim) for words, x in BLOCKS[2:4]
-             for how, change in CHANGES.items() for dim in (-1, -2)],
-          "which two dimensions are swapped, however many there are?"),
+          for how, change in CHANGES.items() for dim in (-1, -2)],
+          "which two dimensions are swapped, however many there are? `.T` reverses all"),
 )  # fmt: skip
 
 scenario(
@@ -280,31 +272,28 @@ def contexts(*sizes, spread: float = 0.6) -> list:
     return [(2, 1, 8, size, list(blocks), length, spread) for size, blocks, length in sizes]
 
 
-scenario(
-    "10.3", attention,
-    Group("one token: what is read is its value",
-          contexts((1, [0], 1), (4, [0], 1), (4, [2], 1)),
+scenario("10.3", attention,
+    Group("one token: what is read is its value", contexts((1, [0], 1), (4, [0], 1), (4, [2], 1)),
           "the value of the token: its codes times its scale"),
     Group("one block", contexts((4, [0], 4), (4, [1], 3), (16, [0], 16)),
           "where are the scales of K and of V multiplied?"),
     Group("several blocks, in any order, the last not full",
           contexts((2, [0, 1], 4), (4, [3, 0, 2], 10), (3, [1, 4, 0, 2], 11), (1, [2, 0, 1], 3),
-                   (4, [3, 1], 8)),
-          "running maximum, sum and output; and the slots that hold no token"),
+          (4, [3, 1], 8)), "running maximum, sum and output; and the slots that hold no token"),
     Group("blocks after the context", contexts((4, [0, 1, 2], 3), (2, [3, 1, 0], 2)),
           "how many blocks hold tokens?"),
     Group("scales of NaN where there is no token",
           contexts((4, [1], 3), (4, [1, 0], 6), spread=STALE),
           "0 times NaN is NaN: are slots without a token read?"),
-    Group("groups of query heads",
-          [(4, 2, 8, 4, [1, 0], 6, 0.6), (6, 2, 4, 3, [2, 0], 5, 0.6), (4, 4, 8, 2, [0, 2], 4, 0.6),
-           (4, 2, 64, 16, [1, 2, 0], 40, 0.6)], "query head h belongs to KV head h // (H / K)"),
+    Group("groups of query heads", [(4, 2, 8, 4, [1, 0], 6, 0.6), (6, 2, 4, 3, [2, 0], 5, 0.6),
+          (4, 4, 8, 2, [0, 2], 4, 0.6), (4, 2, 64, 16, [1, 2, 0], 40, 0.6)],
+          "query head h belongs to KV head h // (H / K)"),
     Group("a query in half precision, heads and channels of 1",
-          [(4, 2, 8, 4, [1, 0], 6, 0.6, torch.bfloat16), (2, 1, 64, 4, [1, 0], 7, 2.0,
-           torch.float16), (1, 1, 1, 3, [1, 0], 4, 0.6), (3, 1, 1, 1, [2, 0], 2, 0.6)],
-          "what is computed in float32, and what comes back?"),
+          [(4, 2, 8, 4, [1, 0], 6, 0.6, torch.bfloat16),
+          (2, 1, 64, 4, [1, 0], 7, 2.0, torch.float16), (1, 1, 1, 3, [1, 0], 4, 0.6),
+          (3, 1, 1, 1, [2, 0], 2, 0.6)], "what is computed in float32, and what comes back?"),
     Group("large scores", [(2, 1, 16, 4, [0, 2, 1], 11, 2.5), (4, 2, 64, 4, [2, 1, 0], 12, 2.0),
-           (1, 1, 8, 4, [0, 2, 1], 11, FAR_BELOW), (2, 1, 16, 16, [1, 0], 27, 2.5)],
+          (1, 1, 8, 4, [0, 2, 1], 11, FAR_BELOW), (2, 1, 16, 16, [1, 0], 27, 2.5)],
           "M = max(m, m'), and what shrinks when it grows"),
 )  # fmt: skip
 
@@ -377,31 +366,27 @@ def by_hand(q, packed, scale, low):
     return words, torch.tensor([q]), torch.tensor([packed], dtype=torch.uint8), *ends
 
 
-scenario(
-    "10.4", scores,
+scenario("10.4", scores,
     Group("zero points of 0: the scales meet q",
           [by_hand([1.0, 2.0], [[1], [32]], [10.0, 1.0], [0.0, 0.0]),
-           by_hand([1.0, -1.0, 0.5, 2.0], [[33, 244]], [1.0, 2.0, 4.0, 8.0], [0.0] * 4)],
+          by_hand([1.0, -1.0, 0.5, 2.0], [[33, 244]], [1.0, 2.0, 4.0, 8.0], [0.0] * 4)],
           "which channel's scale belongs to which number of q, and what is a score divided by?"),
     Group("codes of 0: what the zero points add",
           [by_hand([1.0, 2.0], [[0], [0]], [1.0, 1.0], [0.0, 100.0]),
-           by_hand([3.0, -2.0], [[0]], [5.0, 7.0], [-4.0, 10.0])],
+          by_hand([3.0, -2.0], [[0]], [5.0, 7.0], [-4.0, 10.0])],
           "q . (low + scale code): what is left if all codes are 0?"),
     Group("the example, and one block of one head",
           [by_hand([1.0, 2.0], [[1], [32]], [10.0, 1.0], [0.0, 100.0]), full_block(1, 1, 4, 3),
-           full_block(1, 1, 64, 16)],
-          "the sum of both parts, and the root of D under both"),
-    Group("groups of query heads",
-          [full_block(4, 2, 8, 4), full_block(6, 2, 4, 3), full_block(4, 4, 8, 2),
-           full_block(3, 1, 16, 5)],
+          full_block(1, 1, 64, 16)], "the sum of both parts, and the root of D under both"),
+    Group("groups of query heads", [full_block(4, 2, 8, 4), full_block(6, 2, 4, 3),
+          full_block(4, 4, 8, 2), full_block(3, 1, 16, 5)],
           "query head h belongs to KV head h // (H / K)"),
     Group("as many tokens as channels, and one of each",
           [full_block(2, 1, 8, 8), full_block(4, 2, 2, 1), full_block(2, 2, 4, 2)],
           "scale and low have one number per channel, not per token"),
-    Group("a query in half precision",
-          [full_block(4, 2, 16, 4, dtype=torch.bfloat16),
-           full_block(2, 1, 64, 16, dtype=torch.float16, away=40.0)],
-          "what is computed in float32, and what comes back?"),
+    Group("a query in half precision", [full_block(4, 2, 16, 4, dtype=torch.bfloat16),
+          full_block(2, 1, 64, 16, dtype=torch.float16, away=40.0)],
+          "where is q converted to float32, and what comes back?"),
 )  # fmt: skip
 
 
@@ -466,10 +451,9 @@ def blocks_of_int8(mine, program, log: Log) -> None:
     log("", {"the dtypes of codes and scales are": sorted(set(map(kind, stored)))})
 
 
-scenario(
-    "10.5", blocks_of_int8,
-    Group("the copy reads like the original", ["w0*1 c0>1", "w0*1 w1*9 c0>3", "w2*4 w3*1 c1>0",
-          "w3*2 c1>2", "h3 w0*1 w1*5 c0>1"],
+scenario("10.5", blocks_of_int8,
+    Group("the copy reads like the original",
+          ["w0*1 c0>1", "w0*1 w1*9 c0>3", "w2*4 w3*1 c1>0", "w3*2 c1>2", "h3 w0*1 w1*5 c0>1"],
           "what `copy` does to codes, and what to scales"),
     Group("a write to the copy does not change the original",
           ["w0*1 w1*1 c0>1 w3*9", "w0*1 c0>2 w5*0.1", "w0*3 w1*1 c0>1 w2*7 w3*7"],
@@ -479,11 +463,9 @@ scenario(
           "what do both blocks hold after the copy?"),
     Group("several copies of one block, and copies of copies",
           ["w0*1 c0>1 c0>2 w3*9 w5*4", "w0*1 c0>1 c1>2 w3*9 w5*0.3 w1*3",
-           "w0*2 c0>1 w3*5 c1>0 w1*9"],
-          "what do all of them hold after the copies?"),
-    Group("a block that was used before",
-          ["w4*8 w5*8 w0*1 c0>2 w0*3 w5*2", "w2*6 c1>3 w6*2 c3>1 w3*1",
-           "w0*1 c0>1 w2*3 w0*5 c0>1"],
+          "w0*2 c0>1 w3*5 c1>0 w1*9"], "what do all of them hold after the copies?"),
+    Group("a block that was used before", ["w4*8 w5*8 w0*1 c0>2 w0*3 w5*2",
+          "w2*6 c1>3 w6*2 c3>1 w3*1", "w0*1 c0>1 w2*3 w0*5 c0>1"],
           "what `target` held before is lost"),
 )  # fmt: skip
 
@@ -494,7 +476,7 @@ PROMPT = "class Queue:\n    def push(self, item):\n        self."
 @check(
     "10.5",
     "tinypy: three samples write what each would write alone",
-    look="the lines above: which of them fails?",
+    look="which block do two samples share, and who writes to it first?",
 )
 def _(mine):
     lm = tinypy()

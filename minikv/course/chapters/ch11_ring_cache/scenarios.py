@@ -21,7 +21,7 @@ from minikv.course.judge.checking import (
     tinypy,
     witness,
 )
-from minikv.course.judge.programs import LINES_ABOVE, under
+from minikv.course.judge.programs import under
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.ring import (
     ALL,
@@ -108,55 +108,36 @@ def random_layouts(count: int) -> list[tuple[str, int, int]]:
     return found
 
 
-scenario(
-    "11.1",
-    slots,
-    Group(
-        "an empty ring, and one that is filled in front",
-        [("....", 0, 1), ("....", 0, 4), ("AA....", 2, 3), ("AA....", 0, 3), ("A.....", 1, 5)],
-        look="which cells does a run that begins at `head` take?",
-    ),
-    Group(
-        "holes that are too small are passed over",
-        [("A.A..A...", 0, 2), ("A.A..A...", 0, 3), (".A.A.A..", 0, 2), (".AAA....", 0, 2)],
-        look="all cells of the run have to be free, not only the first",
-    ),
-    Group(
-        "from the head on, then once from the beginning",
-        [("..AA..", 4, 2), ("..AA..", 5, 2), ("...A.A", 4, 2), ("....AA", 4, 1), ("..AA.A", 3, 2)],
-        look="where does the search begin, and where does it continue after the last cell?",
-    ),
-    Group(
-        "no run continues past the end",
-        [("...A..", 4, 3), (".AA...", 5, 1), (".AAA..", 4, 3), ("A.AA..", 4, 2)],
-        look="start + num_tokens against num_cells",
-    ),
-    Group(
-        "a run may begin before the head and extend past it",
-        [("......", 3, 5), ("A.....", 3, 4), ("A.....", 3, 5), ("......", 5, 6)],
-        look="where have runs been tried when the search gives up?",
-    ),
-    Group(
-        "no run: OutOfCells, though cells may be free",
-        [("AAAA", 0, 1), ("A.A.", 0, 2), (".A.A", 3, 2), (".AA.", 0, 2), ("AB..", 2, 3)],
-        look="what happens after the last start has been tried?",
-    ),
-    Group(
-        "what can never fit is refused",
-        [("....", 0, 5), ("....", 0, 0), ("....", 0, -1), ("AAAA", 0, 5)],
-        look="a number of tokens that no ring of this size can hold: ValueError",
-    ),
-    Group("120 random rings", random_layouts(120), look=LINES_ABOVE),
-)
-scenario(
-    "11.1",
-    traffic,
-    Group(
-        "40 random traces of batches that come and go",
-        [random_traffic(seed) for seed in range(40)],
-        look=LINES_ABOVE,
-    ),
-)
+scenario("11.1", slots,
+    Group("an empty ring, and one that is filled in front",
+          [("....", 0, 1), ("....", 0, 4), ("AA....", 2, 3), ("AA....", 0, 3), ("A.....", 1, 5)],
+          "which cells does a run that begins at `head` take?"),
+    Group("holes that are too small are passed over",
+          [("A.A..A...", 0, 2), ("A.A..A...", 0, 3), (".A.A.A..", 0, 2), (".AAA....", 0, 2)],
+          "all cells of the run have to be free, not only the first"),
+    Group("from the head on, then once from the beginning",
+          [("..AA..", 4, 2), ("..AA..", 5, 2), ("...A.A", 4, 2), ("....AA", 4, 1),
+          ("..AA.A", 3, 2)],
+          "where does the search begin, and where does it continue after the last cell?"),
+    Group("no run continues past the end", [("...A..", 4, 3), (".AA...", 5, 1), (".AAA..", 4, 3),
+          ("A.AA..", 4, 2)], "start + num_tokens against num_cells"),
+    Group("a run may begin before the head and extend past it",
+          [("......", 3, 5), ("A.....", 3, 4), ("A.....", 3, 5), ("......", 5, 6)],
+          "where have runs been tried when the search gives up?"),
+    Group("no run: OutOfCells, though cells may be free",
+          [("AAAA", 0, 1), ("A.A.", 0, 2), (".A.A", 3, 2), (".AA.", 0, 2), ("AB..", 2, 3)],
+          "what happens after the last start has been tried?"),
+    Group("what can never fit is refused", [("....", 0, 5), ("....", 0, 0), ("....", 0, -1),
+          ("AAAA", 0, 5)],
+          "a number that no ring of this size can hold: would it help to wait for free cells?"),
+    Group("120 random rings", random_layouts(120),
+          "which starts were tried before the one that is right, and why was that passed over?"),
+)  # fmt: skip
+scenario("11.1", traffic,
+    Group("40 random traces of batches that come and go",
+          [random_traffic(seed) for seed in range(40)],
+          "where does `head` stand when the batch that differs comes?"),
+)  # fmt: skip
 
 
 # ── 11.2 Turn a key further ────────────────────────────────────────────────────────
@@ -227,90 +208,37 @@ def there_and_back(mine, program, log: Log) -> None:
 
 HEADS_FIRST = "heads first"
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-scenario(
-    "11.2",
-    by_hand,
-    Group(
-        "one pair of channels, by hand",
-        [
-            ([1.0, 0.0], 90),
-            ([0.0, 1.0], 90),
-            ([1.0, 0.0], 30),
-            ([3.0, 4.0], 180),
-            ([2.0, 1.0], -90),
-        ],
-        look="(a, b) becomes (a cos − b sin, b cos + a sin)",
-    ),
-)
-scenario(
-    "11.2",
-    turns,
-    Group(
-        "several pairs: channel i with channel i + D/2",
-        [((1, 1, 4), [1], F32), ((1, 1, 8), [3], F32), ((1, 1, 64), [10], F32)],
-        look="which two channels make a pair, and which frequency has each pair?",
-    ),
-    Group(
-        "each cell by its own delta, all its heads alike",
-        [
-            ((2, 1, 4), [1, 5], F32),
-            ((3, 2, 4), [4, 0, -4], F32),
-            ((2, 2, 4), [1, 5], F32),
-            ((5, 2, 16), [-1, -2, 0, 7, 100], F32),
-        ],
-        look="deltas belong to the third dimension from the end",
-    ),
-    Group(
-        "layers in front, and no move at all",
-        [((3, 2, 2, 4), [6, -2], F32), ((5, 4, 2, 8), [0, 0, 0, 0], F32), ((2, 1, 3, 4), [9], F32)],
-        look="dimensions before (N, K, D) are left as they are",
-    ),
-    Group(
-        "another layout in memory, and sizes of 1 and 0",
-        [
-            ((3, 2, 4), [1, 5, -2], F32, HEADS_FIRST),
-            ((2, 3, 2, 8), [9, 1, 4], BF16, HEADS_FIRST),
-            ((1, 1, 1, 2), [3], F32),
-            ((2, 0, 2, 4), [], F32),
-            ((1, 3, 1, 4), [1, 2, 3], F16),
-        ],
-        look="which of your lines ask for memory in one piece, or for more than one of something?",
-    ),
-    Group(
-        "float16 and bfloat16: rounded once, at the end",
-        [
-            ((2, 1, 8), [300, -300], F16),
-            ((2, 1, 8), [300, -300], BF16),
-            ((4, 2, 64), [1, 50, -77, 512], BF16),
-        ],
-        look="compute in float32, and go back to the dtype of k in the last line",
-    ),
-    Group(
-        "far away",
-        [
-            ((1, 1, 2), [100_000], F32),
-            ((2, 1, 8), [-77_777, 1_000_000], F32),
-            ((1, 2, 8), [30_000_001], F32),
-            ((1, 1, 4), [-(2**31) + 7], F32),
-        ],
-        look="how many digits does an angle of 100,000 have in float32?",
-    ),
-)
-scenario(
-    "11.2",
-    there_and_back,
-    Group(
-        "moves add up",
-        [
-            ((2, 1, 4), (5, -5)),
-            ((2, 1, 4), (3, 4)),
-            ((3, 2, 16), (-7, 3, 4)),
-            ((1, 1, 8), (1,) * 9),
-            ((0, 2, 4), (3,)),
-        ],
-        look="a move back has to undo a move forward",
-    ),
-)
+scenario("11.2", by_hand,
+    Group("one pair of channels, by hand", [([1.0, 0.0], 90), ([0.0, 1.0], 90), ([1.0, 0.0], 30),
+          ([3.0, 4.0], 180), ([2.0, 1.0], -90)], "(a, b) becomes (a cos − b sin, b cos + a sin)"),
+)  # fmt: skip
+scenario("11.2", turns,
+    Group("several pairs: channel i with channel i + D/2",
+          [((1, 1, 4), [1], F32), ((1, 1, 8), [3], F32), ((1, 1, 64), [10], F32)],
+          "which two channels make a pair, and which frequency has each pair?"),
+    Group("each cell by its own delta, all its heads alike",
+          [((2, 1, 4), [1, 5], F32), ((3, 2, 4), [4, 0, -4], F32), ((2, 2, 4), [1, 5], F32),
+          ((5, 2, 16), [-1, -2, 0, 7, 100], F32)],
+          "deltas belong to the third dimension from the end"),
+    Group("layers in front, and no move at all",
+          [((3, 2, 2, 4), [6, -2], F32), ((5, 4, 2, 8), [0, 0, 0, 0], F32),
+          ((2, 1, 3, 4), [9], F32)], "dimensions before (N, K, D) are left as they are"),
+    Group("another layout in memory, and sizes of 1 and 0",
+          [((3, 2, 4), [1, 5, -2], F32, HEADS_FIRST), ((2, 3, 2, 8), [9, 1, 4], BF16, HEADS_FIRST),
+          ((1, 1, 1, 2), [3], F32), ((2, 0, 2, 4), [], F32), ((1, 3, 1, 4), [1, 2, 3], F16)],
+          "which of your lines ask for memory in one piece, or for more than one of something?"),
+    Group("float16 and bfloat16: rounded once, at the end",
+          [((2, 1, 8), [300, -300], F16), ((2, 1, 8), [300, -300], BF16),
+          ((4, 2, 64), [1, 50, -77, 512], BF16)],
+          "compute in float32, and go back to the dtype of k in the last line"),
+    Group("far away", [((1, 1, 2), [100_000], F32), ((2, 1, 8), [-77_777, 1_000_000], F32),
+          ((1, 2, 8), [30_000_001], F32), ((1, 1, 4), [-(2**31) + 7], F32)],
+          "how many digits does an angle of 100,000 have in float32?"),
+)  # fmt: skip
+scenario("11.2", there_and_back,
+    Group("moves add up", [((2, 1, 4), (5, -5)), ((2, 1, 4), (3, 4)), ((3, 2, 16), (-7, 3, 4)),
+          ((1, 1, 8), (1,) * 9), ((0, 2, 4), (3,))], "a move back has to undo a move forward"),
+)  # fmt: skip
 
 
 # ── 11.3 The context shift ────────────────────────────────────────────────────
@@ -413,66 +341,34 @@ def random_shifts(seed: int) -> tuple[int, str]:
 
 
 in_8, in_16 = under(8), under(16)
-scenario(
-    "11.3",
-    shifts,
-    Group(
-        "a gap is closed",
-        [*in_8("A+6 A/1,3", "A+6 A/0,2", "A+6 A/2,3"), (12, "A+9 A/3,8")],
-        look="what stands at p1 stands at p0 afterwards",
-    ),
-    Group(
-        "nothing follows, or nothing is left, or nothing goes",
-        in_8("A+6 A/4,6", "A+6 A/2,9", "A+6 A/0,6", "A+6 A/3,3", "A+6 A/6,8"),
-        look="is there a token from p1 on?",
-    ),
-    Group(
-        "half of what is not kept",
-        [
-            *in_8("A+8 A!0", "A+8 A!2", "A+8 A!1"),
-            *in_16("A+9 A!4"),
-            *in_8("A+4 A!2", "A+8 A!2,1", "A+8 A!2,6", "A+8 A-2,4 A!0", "A+8 A:4 A!0"),
-        ],
-        look="n_keep, then n_discard, then what remains",
-    ),
-    Group(
-        "shift, continue, shift again",
-        [(8, "A+8 A!2 A+3 A!2"), (8, "A+8 A!0 A+4 A!0 A+4 A!0"), (6, "A+6 A!1,1 A+1 A!1,1")],
-        look="moves of a key add up until it is turned",
-    ),
-    Group(
-        "other sequences stay as they are",
-        in_16("A+6 B+6 A!2", "B+3 A+8 B!1 A!0", "A+6 B+2 A/1,4"),
-        look="whose cells are removed and moved?",
-    ),
-    Group(
-        "shared cells: kept, or given up, but never moved for one sequence alone",
-        [
-            *in_16("A+8 A>B3 A!3", "A+8 A>B4 A!0", "A+8 A>B6 A!2", "A+8 A>B8 A!2"),
-            *in_16("A+8 A>B5 A/2,4", "A+8 A>B8 B!0", "A+8 A>B6,8 A!2", "A+8 A>B3,5 A/1,3"),
-            *in_16("A+8 A>B7,8 A/0,2", "A+8 A>B2,4 A!4", "A+9 A>B4,6 A/4,6"),
-        ],
-        look="check whether a cell is shared before anything is removed",
-    ),
-    Group(
-        "what is impossible is refused, and changes nothing",
-        [
-            *in_8("A+2 A!1,1", "A+8 A!7", "A+8 A!8", "A+8 A!9", "A+8 A!-1", "A+8 A!2,7"),
-            *in_8("A+8 A!2,0", "A+4 B!0", "A+6 A/4,2"),
-        ],
-        look="half of what is left would be nothing: n_keep is too large",
-    ),
-    Group(
-        "60 random traces",
-        [random_shifts(seed) for seed in range(60)],
-        look=LINES_ABOVE,
-    ),
-    Group(
-        "a ring of 3,000 cells",
-        [(3000, "A+2900 A!4 A+9 A/100,1200")],
-        look="how deep may a function call itself, and how many cells may there be?",
-    ),
-)
+scenario("11.3", shifts,
+    Group("a gap is closed", [*in_8("A+6 A/1,3", "A+6 A/0,2", "A+6 A/2,3"), (12, "A+9 A/3,8")],
+          "what stands at p1 stands at p0 afterwards"),
+    Group("nothing follows, or nothing is left, or nothing goes",
+          in_8("A+6 A/4,6", "A+6 A/2,9", "A+6 A/0,6", "A+6 A/3,3", "A+6 A/6,8"),
+          "is there a token from p1 on?"),
+    Group("half of what is not kept", [*in_8("A+8 A!0", "A+8 A!2", "A+8 A!1"), *in_16("A+9 A!4"),
+          *in_8("A+4 A!2", "A+8 A!2,1", "A+8 A!2,6", "A+8 A-2,4 A!0", "A+8 A:4 A!0")],
+          "n_keep, then n_discard, then what remains"),
+    Group("shift, continue, shift again", [(8, "A+8 A!2 A+3 A!2"), (8, "A+8 A!0 A+4 A!0 A+4 A!0"),
+          (6, "A+6 A!1,1 A+1 A!1,1")], "moves of a key add up until it is turned"),
+    Group("other sequences stay as they are",
+          in_16("A+6 B+6 A!2", "B+3 A+8 B!1 A!0", "A+6 B+2 A/1,4"),
+          "whose cells are removed and moved?"),
+    Group("shared cells: kept, or given up, but never moved for one sequence alone",
+          [*in_16("A+8 A>B3 A!3", "A+8 A>B4 A!0", "A+8 A>B6 A!2", "A+8 A>B8 A!2"),
+          *in_16("A+8 A>B5 A/2,4", "A+8 A>B8 B!0", "A+8 A>B6,8 A!2", "A+8 A>B3,5 A/1,3"),
+          *in_16("A+8 A>B7,8 A/0,2", "A+8 A>B2,4 A!4", "A+9 A>B4,6 A/4,6")],
+          "check whether a cell is shared before anything is removed"),
+    Group("what is impossible is refused, and changes nothing",
+          [*in_8("A+2 A!1,1", "A+8 A!7", "A+8 A!8", "A+8 A!9", "A+8 A!-1", "A+8 A!2,7"),
+          *in_8("A+8 A!2,0", "A+4 B!0", "A+6 A/4,2")],
+          "half of what is left would be nothing: n_keep is too large"),
+    Group("60 random traces", [random_shifts(seed) for seed in range(60)],
+          "at the step that differs: was the cell moved before, or is it shared?"),
+    Group("a ring of 3,000 cells", [(3000, "A+2900 A!4 A+9 A/100,1200")],
+          "how deep may a function call itself, and how many cells may there be?"),
+)  # fmt: skip
 
 
 # ── 11.4 A buffer that rolls ──────────────────────────────────────────────────
@@ -552,66 +448,32 @@ def random_chunks(seed: int) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
     return (window, draw.choice((None, window + 2))), chunks[: 32 // window]
 
 
-scenario(
-    "11.4",
-    masks,
-    Group(
-        "which queries see which keys",
-        [
-            ([0], [0], 1),
-            ([3], [0, 1, 2, 3, 4], None),
-            ([10], [2], None),
-            ([3], [0, 1, 2, 3], 2),
-            ([6, 7], [4, 5, 2, 3, 6, 7], 4),
-            ([5, 6], [4, 1, 2, 3, 5, 6], 1),
-            ([2**30], [2**30 - 2, 2**30 - 1, 2**30, 2**30 + 1], 2),
-        ],
-        look="not later than the query, and the last `window` positions, its own included",
-    ),
-)
-scenario(
-    "11.4",
-    rolls,
-    Group(
-        "until the window is full",
-        [((4,), (1,)), ((4,), (1, 1, 1)), ((4,), (3,)), ((4,), (2, 2)), ((1,), (1, 1, 1))],
-        look="a buffer that is not full has fewer cells in use",
-    ),
-    Group(
-        "one token at a time, over the edge",
-        [((4,), (4, 1)), ((4,), (1,) * 7), ((3,), (3, 1, 1, 1, 1)), ((4,), (4, 1, 1, 1, 1, 1))],
-        look="position mod W: which token does the new one replace?",
-    ),
-    Group(
-        "chunks that cross the edge",
-        [((4,), (3, 3)), ((4,), (4, 4)), ((4,), (2, 4, 3)), ((5,), (3, 5, 4, 1, 2))],
-        look="a query sees the last W positions, whether they are in the buffer or in the chunk",
-    ),
-    Group(
-        "buffers of two sizes",
-        [((4, None), (4, 4)), ((None, 3), (2, 3, 1)), ((2, 4), (2, 2, 2, 1)), ((3, 5), (3,) * 4)],
-        look="each layer has its own buffer and its own window",
-    ),
-    Group(
-        "24 random chunkings",
-        [random_chunks(seed) for seed in range(24)],
-        look=LINES_ABOVE,
-    ),
-)
-scenario(
-    "11.4",
-    attended,
-    Group(
-        "the numbers of attention, too",
-        [
-            ((4,), (4, 3, 1), 1, torch.float32),
-            ((3, None), (3, 3, 2), 2, torch.float32),
-            ((2, 5), (2, 1, 2, 2, 1), 3, torch.float32),
-            ((2,), (1, 1, 1), 4, torch.bfloat16),
-        ],
-        look="K and V of one token lie in one cell",
-    ),
-)
+scenario("11.4", masks,
+    Group("which queries see which keys", [([0], [0], 1), ([3], [0, 1, 2, 3, 4], None),
+          ([10], [2], None), ([3], [0, 1, 2, 3], 2), ([6, 7], [4, 5, 2, 3, 6, 7], 4),
+          ([5, 6], [4, 1, 2, 3, 5, 6], 1), ([2**30], [2**30 - 2, 2**30 - 1, 2**30, 2**30 + 1], 2)],
+          "not later than the query, and the last `window` positions, its own included"),
+)  # fmt: skip
+scenario("11.4", rolls,
+    Group("until the window is full", [((4,), (1,)), ((4,), (1, 1, 1)), ((4,), (3,)),
+          ((4,), (2, 2)), ((1,), (1, 1, 1))], "a buffer that is not full has fewer cells in use"),
+    Group("one token at a time, over the edge",
+          [((4,), (4, 1)), ((4,), (1,) * 7), ((3,), (3, 1, 1, 1, 1)), ((4,), (4, 1, 1, 1, 1, 1))],
+          "position mod W: which token does the new one replace?"),
+    Group("chunks that cross the edge", [((4,), (3, 3)), ((4,), (4, 4)), ((4,), (2, 4, 3)),
+          ((5,), (3, 5, 4, 1, 2))],
+          "a query sees the last W positions, whether they are in the buffer or in the chunk"),
+    Group("buffers of two sizes", [((4, None), (4, 4)), ((None, 3), (2, 3, 1)),
+          ((2, 4), (2, 2, 2, 1)), ((3, 5), (3,) * 4)],
+          "each layer has its own buffer and its own window"),
+    Group("24 random chunkings", [random_chunks(seed) for seed in range(24)],
+          "which tokens does the buffer hold before the chunk that differs?"),
+)  # fmt: skip
+scenario("11.4", attended,
+    Group("the numbers of attention, too", [((4,), (4, 3, 1), 1, torch.float32),
+          ((3, None), (3, 3, 2), 2, torch.float32), ((2, 5), (2, 1, 2, 2, 1), 3, torch.float32),
+          ((2,), (1, 1, 1), 4, torch.bfloat16)], "K and V of one token lie in one cell"),
+)  # fmt: skip
 
 
 # ── 11.5 Moves that close the holes ───────────────────────────────────────────
@@ -647,36 +509,22 @@ def random_cells(seed: int) -> str:
     )
 
 
-scenario(
-    "11.5",
-    moves,
-    Group(
-        "nothing to do",
-        ("", "....", "abcd", "abc..", "a"),
-        look="without a hole in front nothing has to move",
-    ),
-    Group(
-        "one hole",
-        (".a", "a.b", "ab.c", "a.bc", ".abcd", "a...b", "ab.cd.."),
-        look="which cell is the first that has to move?",
-    ),
-    Group(
-        "a run into a run: one move",
-        ("..ab", "a...bcd", "ab....cdef", "...abcdef", "..abcd", "." * 20 + ascii_lowercase[:20]),
-        look="both sources and targets are neighbours: the same move, one cell longer",
-    ),
-    Group(
-        "holes or data in pieces",
-        ("a.b.cd", ".a.b.c", "...a.bc", "..a..b", ".a..bc", "a..b.c.d", "a.b..c.d..e"),
-        look="a move ends where its sources or its targets have a gap",
-    ),
-    Group("80 random rings", tuple(map(random_cells, range(80))), look="the lines above"),
-    Group(
-        "rings of thousands of cells",
-        ("." * 2500 + "a" * 2500, ".a" * 2500, "a" * 5000, "a." * 2000 + "ab"),
-        look="how deep may a function call itself, and how many cells may there be?",
-    ),
-)
+scenario("11.5", moves,
+    Group("nothing to do", ("", "....", "abcd", "abc..", "a"),
+          "which used cells have to move, if no hole is in front?"),
+    Group("one hole", (".a", "a.b", "ab.c", "a.bc", ".abcd", "a...b", "ab.cd.."),
+          "which cell is the first that has to move?"),
+    Group("a run into a run: one move", ("..ab", "a...bcd", "ab....cdef", "...abcdef", "..abcd",
+          "." * 20 + ascii_lowercase[:20]),
+          "both sources and targets are neighbours: the same move, one cell longer"),
+    Group("holes or data in pieces", ("a.b.cd", ".a.b.c", "...a.bc", "..a..b", ".a..bc", "a..b.c.d",
+          "a.b..c.d..e"), "a move ends where its sources or its targets have a gap"),
+    Group("80 random rings", tuple(map(random_cells, range(80))),
+          "the first move that differs: where is the first hole, and which cells are behind it?"),
+    Group("rings of thousands of cells", ("." * 2500 + "a" * 2500, ".a" * 2500, "a" * 5000,
+          "a." * 2000 + "ab"),
+          "how deep may a function call itself, and how many cells may there be?"),
+)  # fmt: skip
 
 
 # ── 11.6 Right positions, wrong keys ──────────────────────────────────────────
@@ -726,74 +574,29 @@ def random_debts(seed: int) -> str:
     return " ".join([*steps, "step"])
 
 
-scenario(
-    "11.6",
-    debts,
-    Group(
-        "one move, then a step",
-        (
-            "A+8 A~4,,5 step",
-            "A+8 A~0,,3 step A~3,,-3 step",
-            "A+3 B+3 *~0,,2 step",
-            "A+3 B+3 A~0,,2 step",
-            "B+2 A+6 A>C3 A~0,,2 step",
-            "A+4 A~0,0,3 step",
-            "A+6 *~3,,-2 step",
-        ),
-        look="shifts: by how much the key is still to be turned",
-    ),
-    Group(
-        "two moves, then a step",
-        (
-            "A+4 A~0,,10 A~0,,-3 step",
-            "A+8 A~4,,8 A~12,,-8 step",
-            "A+5 A~2,,2 A~4,,2 A~6,,2 step",
-            "A+6 A~4,,6 A~2,4,3 step",
-        ),
-        look="what was to be turned before the second move?",
-    ),
-    Group(
-        "a division, then a step",
-        (
-            "A+8 A%0,,2 step",
-            "A+8 A%4,,4 step",
-            "A+9 A%0,,3 step",
-            "A+6 A%2,4,2 step",
-            "A+4 B+4 B%0,,2 step",
-            "A+4 B+4 *%0,,2 step",
-            "A+4 A~2,,8 A+2 A%10,12,2 step",
-            "A+4 A%0,0,2 step",
-            "A+8 A%3,,2 step",
-            "A+9 A~4,,3 A%7,,3 step",
-            "A+7 A%1,6,4 step",
-        ),
-        look="which way does the key have to be turned?",
-    ),
-    Group(
-        "a move, a division, a step: as SelfExtend does it",
-        (
-            "A+8 A~4,,4 A%8,,2 step",
-            "A+4 A%0,,2 step A+4 A~2,,2 A%4,,2 step",
-            "A+6 A~0,,6 A%9,,3 step",
-        ),
-        look="how much is still to be turned after both?",
-    ),
-    Group(
-        "division rounds down, and may be refused",
-        (
-            "A+7 A%0,,2",
-            "A+7 A%3,,2",
-            "A+7 *%3,,2",
-            "A+7 A%3,,1 step",
-            "A+7 A%0,,0",
-            "A+4 C%0,,2",
-            "A+1 A%0,,-2",
-            "B+2 A+6 A>C3 A%0,,2 step",
-        ),
-        look="positions // d",
-    ),
-    Group("50 random traces", [random_debts(seed) for seed in range(50)], look="the lines above"),
-)
+scenario("11.6", debts,
+    Group("one move, then a step", ("A+8 A~4,,5 step", "A+8 A~0,,3 step A~3,,-3 step",
+          "A+3 B+3 *~0,,2 step", "A+3 B+3 A~0,,2 step", "B+2 A+6 A>C3 A~0,,2 step",
+          "A+4 A~0,0,3 step", "A+6 *~3,,-2 step"),
+          "shifts: by how much the key is still to be turned"),
+    Group("two moves, then a step", ("A+4 A~0,,10 A~0,,-3 step", "A+8 A~4,,8 A~12,,-8 step",
+          "A+5 A~2,,2 A~4,,2 A~6,,2 step", "A+6 A~4,,6 A~2,4,3 step"),
+          "what was to be turned before the second move?"),
+    Group("a division, then a step", ("A+8 A%0,,2 step", "A+8 A%4,,4 step", "A+9 A%0,,3 step",
+          "A+6 A%2,4,2 step", "A+4 B+4 B%0,,2 step", "A+4 B+4 *%0,,2 step",
+          "A+4 A~2,,8 A+2 A%10,12,2 step", "A+4 A%0,0,2 step", "A+8 A%3,,2 step",
+          "A+9 A~4,,3 A%7,,3 step", "A+7 A%1,6,4 step"),
+          "which way does the key have to be turned?"),
+    Group("a move, a division, a step: as SelfExtend does it",
+          ("A+8 A~4,,4 A%8,,2 step", "A+4 A%0,,2 step A+4 A~2,,2 A%4,,2 step",
+          "A+6 A~0,,6 A%9,,3 step"), "how much is still to be turned after both?"),
+    Group("division rounds down, and may be refused",
+          ("A+7 A%0,,2", "A+7 A%3,,2", "A+7 *%3,,2", "A+7 A%3,,1 step", "A+7 A%0,,0", "A+4 C%0,,2",
+          "A+1 A%0,,-2", "B+2 A+6 A>C3 A%0,,2 step"),
+          "the first line of `seq_div`: which divisors are refused?"),
+    Group("50 random traces", [random_debts(seed) for seed in range(50)],
+          "at the step that differs: what was still owed from an earlier call?"),
+)  # fmt: skip
 
 
 # ── 11.7 Keys that are never turned ───────────────────────────────────────────
@@ -853,41 +656,26 @@ def unturned(mine, program, log: Log) -> None:
         log.call(*a_move(ring, seq, kind, step[2:]), see=False)
 
 
-scenario(
-    "11.7",
-    unturned,
-    Group(
-        "what is kept is not turned",
-        [(F32, "A+1 kept"), (F32, "A+4 kept"), (F32, "A+3 B+2 kept"), (BF16, "A+3 kept"),
-         (F32, "A+5 A-1,3 B+4 kept")],
-        look="which turn takes a key from position p to position 0?",
-    ),
-    Group(
-        "without a move, keys are read as the model made them",
-        [(F32, "A+1 read"), (F32, "A+4 read"), (F32, "A+3 B+4 A+2 read"), (F32, "A+3 AB+2 read"),
-         (F32, "A+5 A-1,3 read B+4 read")],
-        look="turn each key to the position of its cell",
-    ),
-    Group(
-        "after a move they are read where their cells stand",
-        [(F32, "A+4 A~0,,5 read"), (F32, "A+6 A~3,,-2 read"), (F32, "A+8 A%0,,2 read kept"),
-         (F32, "A+8 A~4,,6 A%4,,2 A~5,,1 read"), (F32, "A+4 read A-2,4 A+2 read")],
-        look="`positions`, as they are when the keys are read",
-    ),
-    Group(
-        "nothing is turned before a step, and reading changes nothing",
-        [(F32, "A+4 step read"), (F32, "A+4 A~0,,3 step kept read"),
-         (F32, "A+4 A~0,,3 read read kept"),
-         (F32, "A+4 read A~0,,3 read A~1,,2 read"),
-         (F32, "A+4 A~0,,3 step A~0,,-3 step kept read")],
-        look="what is left for `apply_shifts` to do?",
-    ),
-    Group(
-        "half precision: rounded once, when it is stored",
-        [(BF16, "A+1 read"), (BF16, "A+6 read"), (BF16, "A+6 A~0,,9 step A~0,,-9 step read kept"),
-         (F16, "A+6 A~2,,7 read"), (BF16, "A+4 A~0,,300 read")],
-        look="turn in float32; which of the two results goes into the cache?",
-    ),
+scenario("11.7", unturned,
+    Group("what is kept is not turned", [(F32, "A+1 kept"), (F32, "A+4 kept"),
+          (F32, "A+3 B+2 kept"), (BF16, "A+3 kept"), (F32, "A+5 A-1,3 B+4 kept")],
+          "which turn takes a key from position p to position 0?"),
+    Group("without a move, keys are read as the model made them",
+          [(F32, "A+1 read"), (F32, "A+4 read"), (F32, "A+3 B+4 A+2 read"), (F32, "A+3 AB+2 read"),
+          (F32, "A+5 A-1,3 read B+4 read")], "turn each key to the position of its cell"),
+    Group("after a move they are read where their cells stand",
+          [(F32, "A+4 A~0,,5 read"), (F32, "A+6 A~3,,-2 read"), (F32, "A+8 A%0,,2 read kept"),
+          (F32, "A+8 A~4,,6 A%4,,2 A~5,,1 read"), (F32, "A+4 read A-2,4 A+2 read")],
+          "`positions`, as they are when the keys are read"),
+    Group("nothing is turned before a step, and reading changes nothing",
+          [(F32, "A+4 step read"), (F32, "A+4 A~0,,3 step kept read"),
+          (F32, "A+4 A~0,,3 read read kept"), (F32, "A+4 read A~0,,3 read A~1,,2 read"),
+          (F32, "A+4 A~0,,3 step A~0,,-3 step kept read")],
+          "what is left for `apply_shifts` to do?"),
+    Group("half precision: rounded once, when it is stored",
+          [(BF16, "A+1 read"), (BF16, "A+6 read"), (BF16, "A+6 A~0,,9 step A~0,,-9 step read kept"),
+          (F16, "A+6 A~2,,7 read"), (BF16, "A+4 A~0,,300 read")],
+          "turn in float32; which of the two results goes into the cache?"),
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from minikv.course.chapters.ch12_tiers_and_sessions.given import (
     prefixes,
 )
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
-from minikv.course.judge.programs import LINES_ABOVE, blocks_of, go_on, scramble, under
+from minikv.course.judge.programs import blocks_of, go_on, scramble, under
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.tiers.costs import Link, Prefill
 from minikv.tiers.identity import SessionError, checksum_of, shapes_of
@@ -131,84 +131,42 @@ def random_ways(seed: int) -> tuple[int, int, str]:
 
 
 LEFT = "the order: hold both blocks, copy, let the place say so, and only then release"
-scenario(
-    "12.1",
-    moves,
-    Group("one block goes down", [(4, 2, "A+ Ad"), (4, 3, "X_ X# A+ Ad")], look=LEFT),
-    Group(
-        "a block with other holders stays",
-        [(4, 2, "A+ A* Ad"), (4, 2, "A= A* A* Ad"), (4, 1, "X_ X# A+ A* Ad")],
-        look="how many holders does the pool count for this block, and how many may there be?",
-    ),
-    Group(
-        "a copy that is on the host already is used",
-        [(4, 2, "A= Ad"), (4, 1, "A= Ad")],
-        look="has anything to be copied, or allocated?",
-    ),
-    Group(
-        "the host has no room: nothing happens",
-        [(4, 1, "X_ X# A+ Ad"), (4, 2, "X_ X# Y_ Y# A+ Ad")],
-        look="what has been changed before `allocate` raises?",
-    ),
-    Group(
-        "demote, the copy fails: nothing happens",
-        [(4, 2, "A+ Ad!"), (4, 1, "A+ Ad!"), (4, 2, "A+ Ad^")],
-        look="which block was taken for the copy that failed?",
-    ),
-    Group(
-        "nothing to move",
-        under(3, 3)("A_ Ad", "A? Ad", "A+ Au", "A+ Ak", "A? Ak"),
-        look="which ids may be None?",
-    ),
-    Group(
-        "one block comes back",
-        [(2, 2, "A_ Au"), (2, 2, "A_ B+ Au"), (2, 3, "A_ C_ Au")],
-        look=LEFT,
-    ),
-    Group(
-        "with keep, the copy on the host stays",
-        [(2, 2, "A_ Ak"), (2, 3, "A_ C_ B+ Ak")],
-        look="how many holders has the block on the host afterwards?",
-    ),
-    Group(
-        "the device has no room: nothing happens",
-        [(1, 2, "A_ B+ B* Au"), (2, 2, "A_ B+ B* C+ C* Ak"), (1, 1, "A_ B+ B* Au")],
-        look="is what was held for the copy given back when `allocate` raises?",
-    ),
-    Group(
-        "promote, the copy fails: nothing happens",
-        under(2, 2)("A_ Au!", "A_ Ak!", "A_ Au^"),
-        look="which blocks were taken or held for the copy that failed?",
-    ),
-    Group(
-        "making room on the device takes room on the host",
-        [
-            *under(1, 1)("A_ B+ Au", "A_ B+ Ak"),
-            *under(1, 2)("A_ C_ B+ Au", "A_ C_ B+ Ak"),
-            (2, 2, "A_ C_ B+ D+ Au"),
-        ],
-        look="`device.allocate` may evict to the host, and the host's oldest block is the one that "
-        "is about to be read",
-    ),
-    Group(
-        "a block that is on both tiers",
-        under(3, 3)("A= Au", "A= Ak"),
-        look="has anything to be copied?",
-    ),
-    Group(
-        "down, back, and down again",
-        [
-            *under(2, 2)("A+ Ad Au Ad", "A+ Ad Ak Ad Ak", "A+ B+ Ad Bd Au Bu"),
-            (2, 1, "A+ B+ Ad Bd"),
-        ],
-        look="what does the first move leave behind when the second begins?",
-    ),
-    Group(
-        "40 random sequences of moves",
-        [random_ways(seed) for seed in range(40)],
-        look="the lines above: which?",
-    ),
-)
+scenario("12.1", moves,
+    Group("one block goes down", [(4, 2, "A+ Ad"), (4, 3, "X_ X# A+ Ad")], LEFT),
+    Group("a block with other holders stays",
+          [(4, 2, "A+ A* Ad"), (4, 2, "A= A* A* Ad"), (4, 1, "X_ X# A+ A* Ad")],
+          "how many holders does the pool count for this block, and how many may there be?"),
+    Group("a copy that is on the host already is used", [(4, 2, "A= Ad"), (4, 1, "A= Ad")],
+          "what does place.host say, before anything is allocated or copied?"),
+    Group("the host has no room: nothing happens",
+          [(4, 1, "X_ X# A+ Ad"), (4, 2, "X_ X# Y_ Y# A+ Ad")],
+          "what has been changed before `allocate` raises, and does the caller learn of it?"),
+    Group("demote, the copy fails: nothing happens",
+          [(4, 2, "A+ Ad!"), (4, 1, "A+ Ad!"), (4, 2, "A+ Ad^")],
+          "which block was taken for the copy that failed?"),
+    Group("nothing to move", under(3, 3)("A_ Ad", "A? Ad", "A+ Au", "A+ Ak", "A? Ak"),
+          "which ids may be None?"),
+    Group("one block comes back", [(2, 2, "A_ Au"), (2, 2, "A_ B+ Au"), (2, 3, "A_ C_ Au")], LEFT),
+    Group("with keep, the copy on the host stays", [(2, 2, "A_ Ak"), (2, 3, "A_ C_ B+ Ak")],
+          "how many holders has the block on the host afterwards?"),
+    Group("the device has no room: nothing happens",
+          [(1, 2, "A_ B+ B* Au"), (2, 2, "A_ B+ B* C+ C* Ak"), (1, 1, "A_ B+ B* Au")],
+          "is what was held for the copy given back when `allocate` raises?"),
+    Group("promote, the copy fails: nothing happens", under(2, 2)("A_ Au!", "A_ Ak!", "A_ Au^"),
+          "which blocks were taken or held for the copy that failed?"),
+    Group("making room on the device takes room on the host",
+          [*under(1, 1)("A_ B+ Au", "A_ B+ Ak"), *under(1, 2)("A_ C_ B+ Au", "A_ C_ B+ Ak"),
+          (2, 2, "A_ C_ B+ D+ Au")],
+          "`device.allocate` may evict to the host, and the host's oldest block is the one that "
+          "is about to be read"),
+    Group("a block that is on both tiers", under(3, 3)("A= Au", "A= Ak"),
+          "has anything to be copied?"),
+    Group("down, back, and down again", [*under(2, 2)("A+ Ad Au Ad", "A+ Ad Ak Ad Ak",
+          "A+ B+ Ad Bd Au Bu"), (2, 1, "A+ B+ Ad Bd")],
+          "what does the first move leave behind when the second begins?"),
+    Group("40 random sequences of moves", [random_ways(seed) for seed in range(40)],
+          "which ids may be None, and what has to be on the device?"),
+)  # fmt: skip
 
 
 # ── 12.2 Gone, and found all the same ─────────────────────────────────────────
@@ -260,50 +218,26 @@ def random_tier(seed: int) -> tuple[int, str]:
 
 
 in_3, in_4 = under(3), under(4)
-scenario(
-    "12.2",
-    tier_in_use,
-    Group(
-        "what is stored is found",
-        [*in_4("+A ?A", "+ABC ?ABC ?AB ?ABD", "+ABC +ABD ?ABC ?ABD"), *in_3("?A +A ?AB")],
-        look="find: how many blocks from the first one on?",
-    ),
-    Group(
-        "what is only looked for does not count as used",
-        [
-            *under(2)("+A +X =A +Y ?A ?X", "+A +X =A =A =X +Y ?A"),
-            *in_3("+AB +X =ABC +Y ?AB ?X"),
-            *in_3("+A +B +C +A +D ?A", "+A +X =Y = +Y ?A", "+ABC ?AB +X ?ABC"),
-        ],
-        look="which of the methods changes the order of `blocks`?",
-    ),
-    Group(
-        "what could not be written is not found",
-        [
-            *in_4("!A +A ?A", "+X !ABC +ABC ?ABC"),
-            (2, "+AB +X !Y +Y ?Y"),
-            *in_4("!AB +AB /AB +AB ?AB"),
-        ],
-        look="store: which name is known at the moment when `write` raises?",
-    ),
-    Group(
-        "a prefix with a gap",
-        [
-            *in_4("!AB +ABC ?ABC", "!A +ABC ?ABC", "!AC +ABC +ACD ?ACD"),
-            *in_3("+ABC +X ?ABC", "+ABC ?ABC +XY ?ABC"),
-        ],
-        look="find: a block after a gap is of no use",
-    ),
-    Group(
-        "no block is lost",
-        [
-            *under(2)("!A +A +X +Y ?X ?Y", "!A +A +A +A +X ?X"),
-            *in_3("!AB +ABC +ABC /AB +ABC ?ABC"),
-        ],
-        look="which block was taken for what could not be written?",
-    ),
-    Group("60 random hosts", [random_tier(seed) for seed in range(60)], look="the lines above"),
-)
+scenario("12.2", tier_in_use,
+    Group("what is stored is found", [*in_4("+A ?A", "+ABC ?ABC ?AB ?ABD", "+ABC +ABD ?ABC ?ABD"),
+          *in_3("?A +A ?AB")], "find: how many blocks from the first one on?"),
+    Group("what is only looked for does not count as used",
+          [*under(2)("+A +X =A +Y ?A ?X", "+A +X =A =A =X +Y ?A"), *in_3("+AB +X =ABC +Y ?AB ?X"),
+          *in_3("+A +B +C +A +D ?A", "+A +X =Y = +Y ?A", "+ABC ?AB +X ?ABC")],
+          "which of the methods changes the order of `blocks`?"),
+    Group("what could not be written is not found",
+          [*in_4("!A +A ?A", "+X !ABC +ABC ?ABC"), (2, "+AB +X !Y +Y ?Y"),
+          *in_4("!AB +AB /AB +AB ?AB")],
+          "store: which name is known at the moment when `write` raises?"),
+    Group("a prefix with a gap", [*in_4("!AB +ABC ?ABC", "!A +ABC ?ABC", "!AC +ABC +ACD ?ACD"),
+          *in_3("+ABC +X ?ABC", "+ABC ?ABC +XY ?ABC")],
+          "are the next blocks tried after a write that failed? What is of use after a gap?"),
+    Group("no block is lost", [*under(2)("!A +A +X +Y ?X ?Y", "!A +A +A +A +X ?X"),
+          *in_3("!AB +ABC +ABC /AB +ABC ?ABC")],
+          "which block was taken for what could not be written?"),
+    Group("60 random hosts", [random_tier(seed) for seed in range(60)],
+          "before the step that differs: which block was evicted, and what was still in use?"),
+)  # fmt: skip
 
 
 # ── 12.3 Fetch or compute ─────────────────────────────────────────────────────
@@ -358,92 +292,42 @@ def random_plan(seed: int):
 
 near = under((1, 1), (10, 2), 4)
 ALL_TIERS = ["".join(one) for n in range(1, 4) for one in itertools.product("hd", repeat=n)]
-scenario(
-    "12.3",
-    even,
-    Group(
-        "break even",
-        [
-            (50_000, 0.001, 1e9, 0.0, 10_000),
-            (5_000, 0.002, 1e7, 0.0, 1_000),
-            (5_000, 0.002, 1e7, 0.004, 1_000),
-            (5_120, 0.0001, 2e9, 0.008, 12_000),
-            (131_072, 0.01, 2.5e9, 0.02, 6_000),
-        ],
-        look="what is gained with every token, and what is lost once?",
-    ),
-    Group(
-        "a link that is too slow for any length",
-        [(50_000, 0.001, 1e8, 0.0, 10_000), (10_000, 0.001, 1e8, 0.0, 10_000)],
-        look="what if a token takes as long to fetch as to compute, or longer?",
-    ),
-    Group(
-        "without latency, or with little gain",
-        [
-            (5_000, 0.0, 1e7, 0.0, 1_000),
-            (50_000, 0.0, 1e8, 0.0, 10_000),
-            (0, 0.002, 1e7, 0.0, 1_000),
-            (9_999, 0.001, 1e8, 0.0, 10_000),
-            (50_000, 0.0, 1e6, 0.5, 1_000),
-        ],
-        look="from which length on, then?",
-    ),
-)
-scenario(
-    "12.3",
-    plan,
-    Group("no block", near(""), look="an empty list"),
-    Group(
-        "one tier",
-        [
-            *near("h"),
-            *under((5, 1), (10, 2), 4)("h", "hh", "hhhh"),
-            *near("ddd", "d" * 8),
-            ((1, 5), (10, 2), 4, "hhh"),
-            ((1, 0.1), (10, 2), 4, "hhh"),
-            *near("h" * 300),
-            ((1, 1), (59, 2), 4, "d" * 40),
-            ((0, 5), (10, 2), 4, "hh"),
-            ((19.5, 0.01), (10, 2), 4, "hhhhh"),
-            ((20.5, 0.01), (10, 2), 4, "hhhhh"),
-        ],
-        look="latency once, and what every block gains: the first block alone may not pay",
-    ),
-    Group(
-        "two tiers",
-        [
-            *near("hhd", "hhdddddd"),
-            *under((1, 1), (3, 6), 4)("hdh", "hdhhh"),
-            ((1, 1), (3, 2), 4, "dh"),
-            ((1, 1), (3.5, 2), 4, "dhd"),
-            ((1, 1), (51, 2), 4, "d" + "h" * 20),
-            ((0, 1), (0, 9), 4, "dhhhh"),
-            ((0, 5), (9, 0.1), 4, "hhdd"),
-            ((7, 0.1), (90, 3.9), 4, "hd" * 30),
-        ],
-        look="a block can be used only with all blocks before it, and each tier's latency is paid "
-        "once",
-    ),
-    Group(
-        "a third tier",
-        under((1, 1), (5, 2), 4)("r" * 6, "r" * 4, "hrrrrr"),
-        look="whose names are in `links`?",
-    ),
-    Group(
-        "equally long: the smaller number",
-        [((3, 1), (10, 2), 4, "h"), ((6, 1), (9, 2), 4, "hh"), ((0, 4), (9, 2), 4, "hhh")],
-        look="what if fetching takes exactly as long?",
-    ),
-    Group(
-        "all short hits, and 60 random ones",
-        [
-            *under((1.3, 1.1), (2.9, 2.3), 4.1)(*ALL_TIERS),
-            *under((1.3, 4.7), (0.9, 0.3), 4.1)(*ALL_TIERS),
-            *map(random_plan, range(60)),
-        ],
-        look=LINES_ABOVE,
-    ),
-)
+scenario("12.3", even,
+    Group("break even", [(50_000, 0.001, 1e9, 0.0, 10_000), (5_000, 0.002, 1e7, 0.0, 1_000),
+          (5_000, 0.002, 1e7, 0.004, 1_000), (5_120, 0.0001, 2e9, 0.008, 12_000),
+          (131_072, 0.01, 2.5e9, 0.02, 6_000)],
+          "what is gained with every token, and what is lost once?"),
+    Group("a link that is too slow for any length",
+          [(50_000, 0.001, 1e8, 0.0, 10_000), (10_000, 0.001, 1e8, 0.0, 10_000)],
+          "what if a token takes as long to fetch as to compute, or longer?"),
+    Group("without latency, or with little gain",
+          [(5_000, 0.0, 1e7, 0.0, 1_000), (50_000, 0.0, 1e8, 0.0, 10_000),
+          (0, 0.002, 1e7, 0.0, 1_000), (9_999, 0.001, 1e8, 0.0, 10_000),
+          (50_000, 0.0, 1e6, 0.5, 1_000)], "from which length on, then?"),
+)  # fmt: skip
+scenario("12.3", plan,
+    Group("no block", near(""), "an empty list"),
+    Group("one tier", [*near("h"), *under((5, 1), (10, 2), 4)("h", "hh", "hhhh"),
+          *near("ddd", "d" * 8), ((1, 5), (10, 2), 4, "hhh"), ((1, 0.1), (10, 2), 4, "hhh"),
+          *near("h" * 300), ((1, 1), (59, 2), 4, "d" * 40), ((0, 5), (10, 2), 4, "hh"),
+          ((19.5, 0.01), (10, 2), 4, "hhhhh"), ((20.5, 0.01), (10, 2), 4, "hhhhh")],
+          "latency once, and what every block gains: the first block alone may not pay"),
+    Group("two tiers", [*near("hhd", "hhdddddd"), *under((1, 1), (3, 6), 4)("hdh", "hdhhh"),
+          ((1, 1), (3, 2), 4, "dh"), ((1, 1), (3.5, 2), 4, "dhd"),
+          ((1, 1), (51, 2), 4, "d" + "h" * 20), ((0, 1), (0, 9), 4, "dhhhh"),
+          ((0, 5), (9, 0.1), 4, "hhdd"), ((7, 0.1), (90, 3.9), 4, "hd" * 30)],
+          "a block can be used only with all blocks before it, and each tier's latency is paid "
+          "once"),
+    Group("a third tier", under((1, 1), (5, 2), 4)("r" * 6, "r" * 4, "hrrrrr"),
+          "whose names are in `links`?"),
+    Group("equally long: the smaller number",
+          [((3, 1), (10, 2), 4, "h"), ((6, 1), (9, 2), 4, "hh"), ((0, 4), (9, 2), 4, "hhh")],
+          "what if fetching takes exactly as long?"),
+    Group("all short hits, and 60 random ones",
+          [*under((1.3, 1.1), (2.9, 2.3), 4.1)(*ALL_TIERS),
+          *under((1.3, 4.7), (0.9, 0.3), 4.1)(*ALL_TIERS), *map(random_plan, range(60))],
+          "add up both times by hand for this hit: which part is counted twice, or not at all?"),
+)  # fmt: skip
 
 
 # ── 12.4 Whole, or not there ──────────────────────────────────────────────────
@@ -484,38 +368,23 @@ def on_a_disk(mine, program, log: Log) -> None:
 
 
 NAMES_LAST = "names and contents reach the disk in any order, unless something waits for it"
-scenario(
-    "12.4",
-    on_a_disk,
-    Group(
-        "a crash on the way leaves the old file or the new one",
-        [(False, (), None), (True, (), None)],
-        look=NAMES_LAST,
-    ),
-    Group("other files stay", [(True, ("other",), None)], look="which files does `save` "
-    "change?"),
-    Group(
-        "a disk that is full",
-        [(True, (), ("write", OSError)), (False, (), ("write", OSError)),
-         (True, ("other",), ("write", OSError))],
-        look="what is left behind, and does the caller learn of it?",
-    ),
-    Group(
-        "any other step that fails",
-        [(True, (), ("sync", OSError)), (True, (), ("rename", OSError)),
-         (False, (), ("rename", OSError)), (True, (), ("sync_folder", OSError))],
-        look="what is left behind, and does the caller learn of it?",
-    ),
-    Group(
-        "an empty file is a file, too",
-        [(False, (), None, b""), (True, (), None, b""), (True, (), ("sync", OSError), b"")],
-        look="which lines of yours look at the data?",
-    ),
-    Group(
-        "interrupted",
-        [(True, (), ("write", Interrupted)), (True, (), ("sync", Interrupted))],
-        look="is KeyboardInterrupt an Exception?",
-    ),
+scenario("12.4", on_a_disk,
+    Group("a crash on the way leaves the old file or the new one",
+          [(False, (), None), (True, (), None)], NAMES_LAST),
+    Group("other files stay", [(True, ("other",), None)],
+          "can another file have its temporary name?"),
+    Group("a disk that is full", [(True, (), ("write", OSError)), (False, (), ("write", OSError)),
+          (True, ("other",), ("write", OSError))],
+          "what is left behind, and does the caller learn of it?"),
+    Group("any other step that fails", [(True, (), ("sync", OSError)),
+          (True, (), ("rename", OSError)), (False, (), ("rename", OSError)),
+          (True, (), ("sync_folder", OSError))],
+          "what is left behind, whichever step fails, and does the caller learn of it?"),
+    Group("an empty file is a file, too", [(False, (), None, b""), (True, (), None, b""),
+          (True, (), ("sync", OSError), b"")],
+          "which lines of yours look at the data? 0 bytes are data, too"),
+    Group("interrupted", [(True, (), ("write", Interrupted)), (True, (), ("sync", Interrupted))],
+          "is KeyboardInterrupt an Exception?"),
 )  # fmt: skip
 
 
@@ -734,63 +603,32 @@ def read(mine, program, log: Log) -> None:
             event.seen = {"result": "accepted"}
 
 
-scenario(
-    "12.5",
-    prints,
-    Group(
-        "the same tensors",
-        list(OTHERS)[:4],
-        look="does the order of names, or of numbers in memory, affect the digest?",
-    ),
-    Group(
-        "any other tensors",
-        [*list(OTHERS)[4:], *PAIRS],
-        look="names, dtypes, shapes and bytes: which of them is not in the digest?",
-    ),
-    Group(
-        "parts that run together",
-        list(JOINED),
-        look="in the bytes that the hash gets, where does a name end, and where does a shape?",
-    ),
-)
-scenario(
-    "12.5",
-    imitates,
-    Group(
-        "a name that imitates another tensor",
-        ["contains what is written between these two"],
-        look="in the bytes that the hash gets, where does a name end? It may contain any text",
-    ),
-)
-scenario(
-    "12.5",
-    read,
-    Group(
-        "a good session", ["", "more", "kv=nan"],
-        look="what has to be equal, and what need not be?",
-    ),
-    Group(
-        "of another engine",
-        [f"{name}={OTHER_FIELDS[name]}" for name in EXPECTED],
-        look="every field of `expected`",
-    ),
-    Group(
-        "a field that is missing", [*EXPECTED, "num_tokens"],
-        look="what is the value of a field that is not there?",
-    ),
-    Group(
-        "tensors that are not those in the header",
-        ["kv=cut", "kv=float16", "kv=other shape", "without=kv", "without=tokens", "shapes",
-         "tokens=fewer", "num_tokens=4", "num_tokens=03", "num_tokens=3.0", "num_tokens= 3",
-         "num_tokens=", "num_tokens=three", "shapes=text", "shapes=empty", "shapes=null",
-         "shapes=list", "more tensors", "no tokens=3", "no tokens=0", "no tokens=None"],
-        look="shapes, then the number of tokens",
-    ),
-    Group(
-        "damaged",
-        ["checksum=empty", "kv=bit", "tokens=another", "checksum=00ff", "checksum", "header"],
-        look="the checksum is over header, tokens, K and V",
-    ),
+scenario("12.5", prints,
+    Group("the same tensors", list(OTHERS)[:4],
+          "does the order of names, or of numbers in memory, affect the digest?"),
+    Group("any other tensors", [*list(OTHERS)[4:], *PAIRS],
+          "names, dtypes, shapes and bytes: which of them is not in the digest?"),
+    Group("parts that run together", list(JOINED),
+          "in the bytes that the hash gets, where does a name end, and where does a shape?"),
+)  # fmt: skip
+scenario("12.5", imitates,
+    Group("a name that imitates another tensor", ["contains what is written between these two"],
+          "in the bytes that the hash gets, where does a name end? It may contain any text"),
+)  # fmt: skip
+scenario("12.5", read,
+    Group("a good session", ["", "more", "kv=nan"], "what has to be equal, and what need not be?"),
+    Group("of another engine", [f"{name}={OTHER_FIELDS[name]}" for name in EXPECTED],
+          "every field of `expected`"),
+    Group("a field that is missing", [*EXPECTED, "num_tokens"],
+          "what is the value of a field that is not there?"),
+    Group("tensors that are not those in the header",
+          ["kv=cut", "kv=float16", "kv=other shape", "without=kv", "without=tokens", "shapes",
+          "tokens=fewer", "num_tokens=4", "num_tokens=03", "num_tokens=3.0", "num_tokens= 3",
+          "num_tokens=", "num_tokens=three", "shapes=text", "shapes=empty", "shapes=null",
+          "shapes=list", "more tensors", "no tokens=3", "no tokens=0", "no tokens=None"],
+          "shapes, then the number of tokens: what if the header has no such field?"),
+    Group("damaged", ["checksum=empty", "kv=bit", "tokens=another", "checksum=00ff", "checksum",
+          "header"], "the checksum is over header, tokens, K and V: what if there is none?"),
 )  # fmt: skip
 
 

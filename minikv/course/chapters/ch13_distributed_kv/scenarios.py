@@ -161,150 +161,69 @@ def pairs_of_salts() -> list:
 
 
 LONGER = {"model": "9f0c", "dtype": "float16"}
-scenario(
-    "13.1",
-    two_identities,
-    Group(
-        "facts: the same, and others",
-        [
-            ("the same", FACTS, dict(FACTS)),
-            ("the same, listed in another order", FACTS, dict(reversed(FACTS.items()))),
-            ("another model", FACTS, FACTS | {"model": "77aa"}),
-            ("another block size", FACTS, FACTS | {"block size": "16"}),
-            ("another layout", FACTS, FACTS | {"layout": "2"}),
-            ("one fact fewer", FACTS, {k: v for k, v in FACTS.items() if k != "layout"}),
-            ("one fact more", FACTS, FACTS | {"salted": ""}),
-            ("two values swapped", LONGER, {"model": "float16", "dtype": "9f0c"}),
-            ("a capital", FACTS, FACTS | {"model": "9F0C"}),
-            (
-                "a capital in a name",
-                FACTS,
-                {"Layout" if k == "layout" else k: v for k, v in FACTS.items()},
-            ),
-            ("a blank at the end", FACTS, FACTS | {"model": "9f0c "}),
-            ("a number with a point", FACTS, FACTS | {"block size": "4.0"}),
-            ("an empty value", {"a": "", "b": "c"}, {"b": "c"}),
-            ("another name for an equal value", {"a": "x", "b": "x"}, {"a": "x", "c": "x"}),
-            ("two facts of one value, and one", {"a": "x", "b": "x"}, {"a": "x"}),
-            ("an adapter named as another's salt", {"salt": "x"}, {"adapter": "x"}),
-            ("another quote", {"a": "it's"}, {"a": 'it"s'}),
-            ("a letter, and how it is escaped", {"a": "\xe9"}, {"a": "\\u00e9"}),
-            (
-                "one fact of 1,000",
-                dict.fromkeys(map(str, range(1000)), "x"),
-                dict.fromkeys(map(str, range(1000)), "x") | {"999": "y"},
-            ),
-        ],
-        look="names and values, sorted, each of them in the hash",
-    ),
-    Group(
-        "letters that move from one fact to the next",
-        [
-            ("a letter moves to the name", {"ab": "c"}, {"a": "bc"}),
-            ("a letter moves on", {"a": "bc", "d": "e"}, {"a": "b", "cd": "e"}),
-            ("one fact that looks like two", {"a": "b", "c": "d"}, {"a": "b', 'c': 'd"}),
-            *(
-                (f"the same with {one!r} between", {"a": "b", "c": "d"}, {"a": f"b{one}c{two}d"})
-                for one in (*"\n \0\x1f\t|&,;/", ", ", "; ")
-                for two in (one, "=", ":", ": ")
-            ),
-        ],
-        look="where does a name end, and where does a value end?",
-    ),
-)
-scenario(
-    "13.1",
-    two_blocks,
-    Group(
-        "the same tokens",
-        [
-            ([[1, 2, 3]], [[1, 2, 3]]),
-            ([[1, 2], [3, 4]], [[1, 2], [3, 4]]),
-            ([[1, 2]], [(1, 2)]),
-        ],
-        look="what does the name depend on besides parent and tokens?",
-    ),
-    Group(
-        "other tokens, or another beginning",
-        [
-            ([[1, 2]], [[2, 1]]),
-            ([[1, 2]], [[1, 3]]),
-            ([[0]], [[0, 0]]),
-            ([[1], [9]], [[2], [9]]),
-            ([[1], [2], [9]], [[2], [1], [9]]),
-            ([[7], [7]], [[7], [7], [7]]),
-            ([[3, 3]], [[4, 2]]),
-            ([[5, 6, 7]], [[6, 5, 7]]),
-            ([[2, 36]], [[3, 5]]),
-        ],
-        look="every token in its place, and the parent",
-    ),
-    Group(
-        "blocks of any length",
-        [([[1], []], [[1]]), ([[]], [[], []]), ([[1] * 600], [[1] * 599 + [2]])],
-        look="how many tokens may a block have?",
-    ),
-    Group(
-        "tokens that run together, and large ones",
-        [
-            ([[1, 23]], [[12, 3]]),
-            ([[1, 2, 3]], [[1, 23]]),
-            ([[11, 1]], [[1, 11]]),
-            ([[256]], [[0]]),
-            ([[256]], [[1, 0]]),
-            ([[300]], [[44]]),
-            ([[65_536]], [[0]]),
-            ([[65_537]], [[1, 1]]),
-            ([[65_538, 5]], [[2, 5]]),
-            ([[1, 65_536]], [[1, 0, 1]]),
-            ([[2_000_000]], [[2_000_000 % 65_536]]),
-            ([[2**24 + 5]], [[5]]),
-            ([[2**31 - 1]], [[2**31 - 2]]),
-        ],
-        look="how many bytes does a token get?",
-    ),
-)
-scenario(
-    "13.1",
-    two_salts,
-    Group(
-        "salts: equal ones and others",
-        [("a", "a"), (("a", 1), ("a", 1)), (None, None), (1.5, 1.5), (1, True), *pairs_of_salts()],
-        look="type, and where each part of a tuple ends",
-    ),
-)
-scenario(
-    "13.1",
-    imitated,
-    Group(
-        "a text that imitates the parts of a tuple",
-        list(IMITATES),
-        look="where does a text end if it contains what stands between two parts?",
-    ),
-)
-scenario(
-    "13.1",
-    no_spelling,
-    Group(
-        "what has no spelling",
-        list(NO_SALTS),
-        look="what does this salt print in another process?",
-    ),
-)
-scenario(
-    "13.1",
-    other_process,
-    Group(
-        "the same name in every process",
-        [
-            ("identity_of", FACTS),
-            ("block_name", [1, 2, 3]),
-            ("spell", "a"),
-            ("spell", ("a", 1)),
-        ],
-        look="`hash` of a string is a different number in each process",
-    ),
-)
+scenario("13.1", two_identities,
+    Group("facts: the same, and others", [("the same", FACTS, dict(FACTS)),
+          ("the same, listed in another order", FACTS, dict(reversed(FACTS.items()))),
+          ("another model", FACTS, FACTS | {"model": "77aa"}),
+          ("another block size", FACTS, FACTS | {"block size": "16"}),
+          ("another layout", FACTS, FACTS | {"layout": "2"}),
+          ("one fact fewer", FACTS, {k: v for k, v in FACTS.items() if k != "layout"}),
+          ("one fact more", FACTS, FACTS | {"salted": ""}),
+          ("two values swapped", LONGER, {"model": "float16", "dtype": "9f0c"}),
+          ("a capital", FACTS, FACTS | {"model": "9F0C"}),
+          ("a capital in a name", FACTS, {"Layout" if k == "layout" else k: v
+          for k, v in FACTS.items()}), ("a blank at the end", FACTS, FACTS | {"model": "9f0c "}),
+          ("a number with a point", FACTS, FACTS | {"block size": "4.0"}),
+          ("an empty value", {"a": "", "b": "c"}, {"b": "c"}),
+          ("another name for an equal value", {"a": "x", "b": "x"}, {"a": "x", "c": "x"}),
+          ("two facts of one value, and one", {"a": "x", "b": "x"}, {"a": "x"}),
+          ("an adapter named as another's salt", {"salt": "x"}, {"adapter": "x"}),
+          ("another quote", {"a": "it's"}, {"a": 'it"s'}),
+          ("a letter, and how it is escaped", {"a": "\xe9"}, {"a": "\\u00e9"}),
+          ("one fact of 1,000", dict.fromkeys(map(str, range(1000)), "x"),
+          dict.fromkeys(map(str, range(1000)), "x") | {"999": "y"})],
+          "names and values, sorted, each of them in the hash"),
+    Group("letters that move from one fact to the next",
+          [("a letter moves to the name", {"ab": "c"}, {"a": "bc"}),
+          ("a letter moves on", {"a": "bc", "d": "e"}, {"a": "b", "cd": "e"}),
+          ("one fact that looks like two", {"a": "b", "c": "d"}, {"a": "b', 'c': 'd"}),
+          *((f"the same with {one!r} between", {"a": "b", "c": "d"}, {"a": f"b{one}c{two}d"})
+          for one in (*"\n \0\x1f\t|&,;/", ", ", "; ") for two in (one, "=", ":", ": "))],
+          "where does a name end, and where does a value end?"),
+)  # fmt: skip
+scenario("13.1", two_blocks,
+    Group("the same tokens", [([[1, 2, 3]], [[1, 2, 3]]), ([[1, 2], [3, 4]], [[1, 2], [3, 4]]),
+          ([[1, 2]], [(1, 2)])], "what does the name depend on besides parent and tokens?"),
+    Group("other tokens, or another beginning",
+          [([[1, 2]], [[2, 1]]), ([[1, 2]], [[1, 3]]), ([[0]], [[0, 0]]), ([[1], [9]], [[2], [9]]),
+          ([[1], [2], [9]], [[2], [1], [9]]), ([[7], [7]], [[7], [7], [7]]), ([[3, 3]], [[4, 2]]),
+          ([[5, 6, 7]], [[6, 5, 7]]), ([[2, 36]], [[3, 5]])],
+          "every token in its place, and the parent"),
+    Group("blocks of any length", [([[1], []], [[1]]), ([[]], [[], []]),
+          ([[1] * 600], [[1] * 599 + [2]])], "how many tokens may a block have?"),
+    Group("tokens that run together, and large ones",
+          [([[1, 23]], [[12, 3]]), ([[1, 2, 3]], [[1, 23]]), ([[11, 1]], [[1, 11]]),
+          ([[256]], [[0]]), ([[256]], [[1, 0]]), ([[300]], [[44]]), ([[65_536]], [[0]]),
+          ([[65_537]], [[1, 1]]), ([[65_538, 5]], [[2, 5]]), ([[1, 65_536]], [[1, 0, 1]]),
+          ([[2_000_000]], [[2_000_000 % 65_536]]), ([[2**24 + 5]], [[5]]),
+          ([[2**31 - 1]], [[2**31 - 2]])], "how many bytes does a token get?"),
+)  # fmt: skip
+scenario("13.1", two_salts,
+    Group("salts: equal ones and others", [("a", "a"), (("a", 1), ("a", 1)), (None, None),
+          (1.5, 1.5), (1, True), *pairs_of_salts()], "type, and where each part of a tuple ends"),
+)  # fmt: skip
+scenario("13.1", imitated,
+    Group("a text that imitates the parts of a tuple", list(IMITATES),
+          "where does a text end if it contains what stands between two parts?"),
+)  # fmt: skip
+scenario("13.1", no_spelling,
+    Group("what has no spelling", list(NO_SALTS), "what does this salt print in another process?"),
+)  # fmt: skip
+scenario("13.1", other_process,
+    Group("the same name in every process",
+          [("identity_of", FACTS), ("block_name", [1, 2, 3]), ("spell", "a"), ("spell", ("a", 1))],
+          "`hash` of a string is a different number in each process"),
+)  # fmt: skip
 
 
 # ── 13.2 Route by prefix, with a bound ────────────────────────────────────────
@@ -416,177 +335,86 @@ def random_route(seed: int):
     return 2 + seed % 4, 4, draw.choice([1.2, 1.5, 3.0, 100.0]), " ".join(steps)
 
 
-scenario(
-    "13.2",
-    held,
-    Group(
-        "hits",
-        [
-            ({}, []),
-            ({"A": [1]}, ["A"]),
-            ({"A": [0, 1], "AB": [1]}, ["A", "AB"]),
-            ({"A": [0], "AB": [0, 1]}, ["A", "AB"]),
-            ({"AB": [1]}, ["A", "AB"]),
-            ({"A": [0, 2], "AB": [0], "ABC": [0, 2]}, ["A", "AB", "ABC"]),
-            ({"A": [0, 1], "AB": [2], "ABC": [0, 1]}, ["A", "AB", "ABC"]),
-            ({"A": [2]}, ["A", "AB", "ABC"]),
-        ],
-        look="a worker that lacks a block is out for all that follow",
-    ),
-)
-scenario(
-    "13.2",
-    chosen,
-    Group(
-        "one choice",
-        [
-            ([0, 0], [0, 0], {}, 9, "A", 5),
-            ([0, 0], [7, 0], {}, 9, "A", 5),
-            ([3, 0], [3, 3], {"A": [0]}, 9, "A", 5),
-            ([5, 0], [5, 5], {"A": [0]}, 9, "A", 5),
-            ([20, 9, 8], [20, 9, 8], LONG, 9, "ABCD", 17),
-            ([22, 9, 8], [22, 9, 8], LONG, 9, "ABCD", 17),
-            ([22, 9, 0], [22, 9, 5], LONG, 9, "ABCD", 17),
-            ([0, 1], [9, 9], LONG, 9, "ABCD", 17),
-        ],
-        look="candidates: those that hold a beginning, and the least loaded one",
-    ),
-    Group(
-        "ties",
-        [
-            ([4, 0], [4, 5], {"A": [0]}, 9, "A", 5),
-            ([4, 0], [5, 4], {"A": [0]}, 9, "A", 5),
-            ([0, 0], [0, 0], {"A": [0, 1]}, 9, "A", 5),
-            ([0, 4], [5, 5], {"A": [1]}, 9, "A", 5),
-            ([3, 3, 3], [2, 2, 2], {"A": [1, 2]}, 9, "A", 5),
-            ([4, 8, 0], [3, 9, 5], {"A": [0, 1], "AB": [1]}, 9, "AB", 9),
-            ([8, 4, 0], [9, 3, 5], {"A": [0, 1], "AB": [0]}, 9, "AB", 9),
-            ([8, 4, 0], [5, 5, 3], {"A": [0, 1], "AB": [0]}, 9, "AB", 9),
-        ],
-        look="of workers with equal differences, the least `sent`, and then the lowest number",
-    ),
-    Group(
-        "a prompt that is held whole",
-        [
-            ([0, 0], [5, 5], {"A": [1]}, 9, "A", 4),
-            ([4, 0], [3, 9], {"A": [0]}, 9, "A", 4),
-            ([6, 0], [9, 9], {"A": [0], "AB": [0]}, 9, "AB", 8),
-            ([8, 0], [8, 9], {"A": [0], "AB": [0]}, 9, "AB", 8),
-        ],
-        look="which of the two numbers has a limit: the one compared, or the one returned?",
-    ),
-    Group(
-        "one choice, with a bound",
-        [
-            ([0, 0], [40, 0], {"A": [0]}, 1.5, "A", 5),
-            ([0, 0], [40, 0], {"A": [0]}, 0.5, "A", 5),
-            ([0, 0], [40, 30], {"A": [0]}, 1.2, "A", 5),
-            ([0, 0, 0], [30, 10, 10], {"A": [0]}, 1.5, "A", 5),
-            ([0, 0, 0], [30, 10, 10], {"A": [0]}, 1.5, "A", 13),
-            ([2, 5], [40, 8], {"A": [0]}, 1.2, "A", 5),
-            ([30, 28], [40, 60], {"A": [0]}, 1.0, "A", 5),
-            ([0, 0], [0, 0], {"A": [0, 1]}, 0.5, "A", 5),
-            ([0, 0], [5, 0], {"A": [0]}, 1.0, "A", 5),
-            ([0, 0], [10, 10], {"A": [0]}, 1.2, "A", 13),
-            ([0, 3, 3], [60, 9, 9], {"A": [0], "AB": [0]}, 1.5, "AB", 13),
-            ([1, 3], [60, 9], {"A": [0, 1], "AB": [0]}, 1.2, "AB", 13),
-            ([19, 0, 0], [9, 9, 9], {name: [0] for name in prefixes("ABCDE")}, 1.0, "ABCDE", 21),
-        ],
-        look=OVER,
-    ),
-)
+scenario("13.2", held,
+    Group("hits", [({}, []), ({"A": [1]}, ["A"]), ({"A": [0, 1], "AB": [1]}, ["A", "AB"]),
+          ({"A": [0], "AB": [0, 1]}, ["A", "AB"]), ({"AB": [1]}, ["A", "AB"]),
+          ({"A": [0, 2], "AB": [0], "ABC": [0, 2]}, ["A", "AB", "ABC"]),
+          ({"A": [0, 1], "AB": [2], "ABC": [0, 1]}, ["A", "AB", "ABC"]),
+          ({"A": [2]}, ["A", "AB", "ABC"])],
+          "a worker that lacks a block is out for all that follow"),
+)  # fmt: skip
+scenario("13.2", chosen,
+    Group("one choice", [([0, 0], [0, 0], {}, 9, "A", 5), ([0, 0], [7, 0], {}, 9, "A", 5),
+          ([3, 0], [3, 3], {"A": [0]}, 9, "A", 5), ([5, 0], [5, 5], {"A": [0]}, 9, "A", 5),
+          ([20, 9, 8], [20, 9, 8], LONG, 9, "ABCD", 17),
+          ([22, 9, 8], [22, 9, 8], LONG, 9, "ABCD", 17),
+          ([22, 9, 0], [22, 9, 5], LONG, 9, "ABCD", 17), ([0, 1], [9, 9], LONG, 9, "ABCD", 17)],
+          "candidates: those that hold a beginning, and the least loaded one"),
+    Group("ties", [([4, 0], [4, 5], {"A": [0]}, 9, "A", 5), ([4, 0], [5, 4], {"A": [0]}, 9, "A", 5),
+          ([0, 0], [0, 0], {"A": [0, 1]}, 9, "A", 5), ([0, 4], [5, 5], {"A": [1]}, 9, "A", 5),
+          ([3, 3, 3], [2, 2, 2], {"A": [1, 2]}, 9, "A", 5),
+          ([4, 8, 0], [3, 9, 5], {"A": [0, 1], "AB": [1]}, 9, "AB", 9),
+          ([8, 4, 0], [9, 3, 5], {"A": [0, 1], "AB": [0]}, 9, "AB", 9),
+          ([8, 4, 0], [5, 5, 3], {"A": [0, 1], "AB": [0]}, 9, "AB", 9)],
+          "of workers with equal differences, the least `sent`, and then the lowest number"),
+    Group("a prompt that is held whole", [([0, 0], [5, 5], {"A": [1]}, 9, "A", 4),
+          ([4, 0], [3, 9], {"A": [0]}, 9, "A", 4),
+          ([6, 0], [9, 9], {"A": [0], "AB": [0]}, 9, "AB", 8),
+          ([8, 0], [8, 9], {"A": [0], "AB": [0]}, 9, "AB", 8)],
+          "which of the two numbers has a limit: the one compared, or the one returned?"),
+    Group("one choice, with a bound", [([0, 0], [40, 0], {"A": [0]}, 1.5, "A", 5),
+          ([0, 0], [40, 0], {"A": [0]}, 0.5, "A", 5), ([0, 0], [40, 30], {"A": [0]}, 1.2, "A", 5),
+          ([0, 0, 0], [30, 10, 10], {"A": [0]}, 1.5, "A", 5),
+          ([0, 0, 0], [30, 10, 10], {"A": [0]}, 1.5, "A", 13),
+          ([2, 5], [40, 8], {"A": [0]}, 1.2, "A", 5), ([30, 28], [40, 60], {"A": [0]}, 1.0, "A", 5),
+          ([0, 0], [0, 0], {"A": [0, 1]}, 0.5, "A", 5), ([0, 0], [5, 0], {"A": [0]}, 1.0, "A", 5),
+          ([0, 0], [10, 10], {"A": [0]}, 1.2, "A", 13),
+          ([0, 3, 3], [60, 9, 9], {"A": [0], "AB": [0]}, 1.5, "AB", 13),
+          ([1, 3], [60, 9], {"A": [0, 1], "AB": [0]}, 1.2, "AB", 13),
+          ([19, 0, 0], [9, 9, 9], {name: [0] for name in prefixes("ABCDE")}, 1.0, "ABCDE", 21)],
+          OVER),
+)  # fmt: skip
 OWN = True
-scenario(
-    "13.2",
-    chosen,
-    Group(
-        "waiting tokens that count half",
-        [
-            ([6, 0], [6, 6], {"A": [0]}, 9, "A", 5, OWN),
-            ([8, 0], [8, 9], {"A": [0]}, 9, "A", 5, OWN),
-            ([10, 0], [5, 9], {"A": [0]}, 9, "A", 5, OWN),
-            ([34, 6, 0], [34, 9, 8], LONG, 9, "ABCD", 17, OWN),
-            ([30, 6, 0], [34, 9, 8], LONG, 9, "ABCD", 17, OWN),
-        ],
-        look="what does a waiting token count, and what one that is held?",
-    ),
-)
-scenario(
-    "13.2",
-    noted,
-    Group(
-        "who holds a block",
-        [(2, False, "0"), (2, False, "0 1"), (4, False, "2 0 2"), (5, False, "0 1 2 3")],
-        look="`holders`: a set of workers for each name",
-    ),
-    Group(
-        "a block that many hold",
-        [
-            *under(4, OWN)("0 1", "0 1 2", "0 1 2 0", "0 0 0"),
-            *under(3, OWN)("0 1", "1 2", "0 1 2"),
-            *under(16, OWN)("0 1 2", "0 1 2 3", "0 1 2 3 4"),
-            *under(20, OWN)("0 1 2 3", "0 1 2 3 4"),
-            *under(16, OWN)("x5 x6 0 1 2 3", "x5 x6 x7 x8 0 1 2"),
-            (4, False, "0 1 2"),
-        ],
-        look="at least three workers, and SHARED times the number of all: then all that are up",
-    ),
-)
-scenario(
-    "13.2",
-    routed,
-    Group(
-        "the first prompts",
-        [
-            *two("+A5", "+A4"),
-            (3, 4, 100, "+A5 +B6 +C5"),
-            *two("+AB9 +C5 +D5 +E5", "+3 +3"),
-        ],
-        look="the least loaded worker is a candidate, too",
-    ),
-    Group(
-        "a prefix attracts requests",
-        [
-            *two("+AB9 -0 +ABC13", "+AB8 -0 +AB8", "+ABCD17 -0 +E5 -1 +ABCDF21"),
-            (3, 4, 100, "+A5 +BC9 -0 -1 +BCD13"),
-        ],
-        look="tokens held, against tokens that wait; one token at least is computed",
-    ),
-    Group(
-        "until the queue is longer than what it saves",
-        [
-            *two("+AB9 +ABC13", "+AB9 -0 +ABC13 +ABD13 +ABE13 +ABF13"),
-            *two("+ABCD17 -0 +AX30 +ABCD17"),
-        ],
-        look="load minus tokens held: both are tokens",
-    ),
-    Group(
-        "the bound",
-        [
-            (2, 4, 1.2, "+AB9 -0 +ABC13"),
-            (2, 4, 1.5, "+AB20 -0 +AB9 -1 +AB9"),
-            (3, 4, 1.5, "+A30 -0 +AB9 -1 +AC9 -2 +AD9"),
-            (2, 4, 1.0, "+A5 +A5 -0 -1 +A5 +A5"),
-            (1, 4, 0.5, "+A9 -0 +AB9"),
-        ],
-        look="`sent` of a worker, and the mean of all with this prompt",
-    ),
-    Group(
-        "what was evicted",
-        two("+AB9 -0 /0:AB +ABC13", "+AB9 -0 /0:A +ABC13"),
-        look="`hits`, after an eviction",
-    ),
-    Group(
-        "a worker is down",
-        [
-            *two("+AB9 -0 x0 +AB9 +C5", "x1 +A5 +B5 +C5", "+AB9 -0 x0 o0 +ABC13 +D5 +E5"),
-            (3, 4, 1.2, "+A5 x1 +B5 +C5 -1 -2 o1 +D5"),
-            *two("x0 x1 +A5"),
-        ],
-        look="which workers may get a prompt, and which of them does the mean count?",
-    ),
-    Group("60 random traces", [random_route(seed) for seed in range(60)], look="the lines above"),
-)
+scenario("13.2", chosen,
+    Group("waiting tokens that count half",
+          [([6, 0], [6, 6], {"A": [0]}, 9, "A", 5, OWN),
+          ([8, 0], [8, 9], {"A": [0]}, 9, "A", 5, OWN),
+          ([10, 0], [5, 9], {"A": [0]}, 9, "A", 5, OWN),
+          ([34, 6, 0], [34, 9, 8], LONG, 9, "ABCD", 17, OWN),
+          ([30, 6, 0], [34, 9, 8], LONG, 9, "ABCD", 17, OWN)],
+          "what does a waiting token count, and what one that is held?"),
+)  # fmt: skip
+scenario("13.2", noted,
+    Group("who holds a block", [(2, False, "0"), (2, False, "0 1"), (4, False, "2 0 2"),
+          (5, False, "0 1 2 3")], "`holders`: a set of workers for each name"),
+    Group("a block that many hold", [*under(4, OWN)("0 1", "0 1 2", "0 1 2 0", "0 0 0"),
+          *under(3, OWN)("0 1", "1 2", "0 1 2"), *under(16, OWN)("0 1 2", "0 1 2 3", "0 1 2 3 4"),
+          *under(20, OWN)("0 1 2 3", "0 1 2 3 4"),
+          *under(16, OWN)("x5 x6 0 1 2 3", "x5 x6 x7 x8 0 1 2"), (4, False, "0 1 2")],
+          "at least three workers, and SHARED times the number of all: then all that are up"),
+)  # fmt: skip
+scenario("13.2", routed,
+    Group("the first prompts", [*two("+A5", "+A4"), (3, 4, 100, "+A5 +B6 +C5"),
+          *two("+AB9 +C5 +D5 +E5", "+3 +3")], "the least loaded worker is a candidate, too"),
+    Group("a prefix attracts requests", [*two("+AB9 -0 +ABC13", "+AB8 -0 +AB8",
+          "+ABCD17 -0 +E5 -1 +ABCDF21"), (3, 4, 100, "+A5 +BC9 -0 -1 +BCD13")],
+          "tokens held, against tokens that wait; one token at least is computed"),
+    Group("until the queue is longer than what it saves",
+          [*two("+AB9 +ABC13", "+AB9 -0 +ABC13 +ABD13 +ABE13 +ABF13"),
+          *two("+ABCD17 -0 +AX30 +ABCD17")], "load minus tokens held: both are tokens"),
+    Group("the bound", [(2, 4, 1.2, "+AB9 -0 +ABC13"), (2, 4, 1.5, "+AB20 -0 +AB9 -1 +AB9"),
+          (3, 4, 1.5, "+A30 -0 +AB9 -1 +AC9 -2 +AD9"), (2, 4, 1.0, "+A5 +A5 -0 -1 +A5 +A5"),
+          (1, 4, 0.5, "+A9 -0 +AB9")], "`sent` of a worker, and the mean of all with this prompt"),
+    Group("what was evicted", two("+AB9 -0 /0:AB +ABC13", "+AB9 -0 /0:A +ABC13"),
+          "`hits`, after an eviction"),
+    Group("a worker is down", [*two("+AB9 -0 x0 +AB9 +C5", "x1 +A5 +B5 +C5",
+          "+AB9 -0 x0 o0 +ABC13 +D5 +E5"), (3, 4, 1.2, "+A5 x1 +B5 +C5 -1 -2 o1 +D5"),
+          (3, 4, 1.0, "+ABCDE20 +F5 -0 x2 +ABCDEF25"),
+          *two("x0 x1 +A5")],
+          "which workers may get a prompt, and which of them does the mean count?"),
+    Group("60 random traces", [random_route(seed) for seed in range(60)],
+          "before the choice that differs: what has each worker to do, and what does it hold?"),
+)  # fmt: skip
 
 
 # ── 13.3 A hand-over that survives failures ───────────────────────────────────
@@ -675,59 +503,29 @@ def random_hand_over(seed: int) -> tuple[int, str]:
 
 
 in_4 = under(4)
-scenario(
-    "13.3",
-    handed_over,
-    Group(
-        "K and V arrive",
-        [
-            *in_4("+A2p wA wA sA ?A -A", "+A2p ?A wA ?A wA ?A sA ?A ?A"),
-            *in_4("+A2p +B2q wB wA wB wA sB sA ?A ?B -A -B"),
-            (3, "+A2p +B2p"),
-        ],
-        look="when may the request read?",
-    ),
-    Group(
-        "cancelled while K and V arrive",
-        [
-            *in_4("+A2p wA xA", "+A2p wA xA wA sA"),
-            (2, "+A2p xA +B2q"),
-            (3, "+A2p wA xA +B1q wB sB wA ?B"),
-            *in_4("+A2p wA xA +B2q wB wB sB wA sA ?B -B", "+A2p xA sA ?A", "+A2p xA wA wA sA ?A"),
-        ],
-        look="who may still write into the blocks?",
-    ),
-    Group(
-        "cancelled afterwards",
-        [
-            *in_4("+A2p wA wA sA xA", "+A2p wA wA sA xA ?A", "+A2p wA wA sA ?A xA -A"),
-            *in_4("+A2p wA xA xA wA sA sA xA"),
-        ],
-        look="which call will say that it is over?",
-    ),
-    Group(
-        "the sender gives up",
-        [
-            *in_4("+A2p wA sA ?A", "+A2p sA ?A", "+A2p wA sA +B3q wB wB wB sB ?A ?B"),
-            *in_4("+A3p wA wA sA sA ?A"),
-        ],
-        look="how many blocks were written, and how many were begun?",
-    ),
-    Group(
-        "the sender dies",
-        [
-            *in_4("+A2p wA !p ?A", "+A2p wA !p +B4q wB wB wB wB sB ?B"),
-            *in_4("+A2p wA wA sA !p ?A -A", "+A1p +B1q wA wB !p sB ?B", "+A2p wA xA !p"),
-            *in_4("+A1p +B1p +C1p wA xA wB sB !p ?B ?C", "+A2p wA !p xA sA !p"),
-            *in_4("+A2p wA !p +B2p wB wB sB ?B -B", "+A2p !p +B2p wB !p ?B", "+A1q wA !p sA ?A"),
-            *in_4("+A1r wA !p !q sA ?A", "+A1p +B1q !q wA sA ?A ?B"),
-        ],
-        look="for which transfers will `stopped` never be called?",
-    ),
-    Group(
-        "60 random traces", [random_hand_over(seed) for seed in range(60)], look="the lines above"
-    ),
-)
+scenario("13.3", handed_over,
+    Group("K and V arrive", [*in_4("+A2p wA wA sA ?A -A", "+A2p ?A wA ?A wA ?A sA ?A ?A"),
+          *in_4("+A2p +B2q wB wA wB wA sB sA ?A ?B -A -B"), (3, "+A2p +B2p")],
+          "when may the request read?"),
+    Group("cancelled while K and V arrive",
+          [*in_4("+A2p wA xA", "+A2p wA xA wA sA"), (2, "+A2p xA +B2q"),
+          (3, "+A2p wA xA +B1q wB sB wA ?B"), *in_4("+A2p wA xA +B2q wB wB sB wA sA ?B -B",
+          "+A2p xA sA ?A", "+A2p xA wA wA sA ?A")], "who may still write into the blocks?"),
+    Group("cancelled afterwards", [*in_4("+A2p wA wA sA xA", "+A2p wA wA sA xA ?A",
+          "+A2p wA wA sA ?A xA -A"), *in_4("+A2p wA xA xA wA sA sA xA")],
+          "which call will say that it is over?"),
+    Group("the sender gives up", [*in_4("+A2p wA sA ?A", "+A2p sA ?A",
+          "+A2p wA sA +B3q wB wB wB sB ?A ?B"), *in_4("+A3p wA wA sA sA ?A")],
+          "how many blocks were written, and how many were begun?"),
+    Group("the sender dies", [*in_4("+A2p wA !p ?A", "+A2p wA !p +B4q wB wB wB wB sB ?B"),
+          *in_4("+A2p wA wA sA !p ?A -A", "+A1p +B1q wA wB !p sB ?B", "+A2p wA xA !p"),
+          *in_4("+A1p +B1p +C1p wA xA wB sB !p ?B ?C", "+A2p wA !p xA sA !p"),
+          *in_4("+A2p wA !p +B2p wB wB sB ?B -B", "+A2p !p +B2p wB !p ?B", "+A1q wA !p sA ?A"),
+          *in_4("+A1r wA !p !q sA ?A", "+A1p +B1q !q wA sA ?A ?B")],
+          "for which transfers will `stopped` never be called?"),
+    Group("60 random traces", [random_hand_over(seed) for seed in range(60)],
+          "the transfer that differs: who may still write to its blocks, and who has been told?"),
+)  # fmt: skip
 
 
 # ── 13.4 A circuit breaker for the store ──────────────────────────────────────
@@ -823,82 +621,37 @@ def random_breaker(seed: int) -> tuple[float, float, str]:
 
 quick = under(0.5, 4.0)
 TWICE = "each wait is twice the one before, and at most `most`"
-scenario(
-    "13.4",
-    broken,
-    Group(
-        "closed, then open",
-        [*quick("?", "? + ?", "? -", "? - ?", "? - 0.25 ? ?"), (1.0, 4.0, "2 ? - 0.75 ?")],
-        look="what does one failure change, and for how long?",
-    ),
-    Group(
-        "half-open: one trial",
-        quick("? - 0.5 ?", "? - 0.75 ? ?", "? - 3 ? ? 0.25 ?"),
-        look="which other calls go through while the trial runs?",
-    ),
-    Group(
-        "the trial works",
-        quick(
-            "? - 0.5 ? +",
-            "? - 0.5 ? + ? ?",
-            "? - 0.5 ? + ? - 0.25 ? 0.25 ?",
-            "? - 0.5 ? 0.25 - 1 ? + ? - 0.5 ?",
-        ),
-        look="after that it starts from the beginning",
-    ),
-    Group(
-        "the trial fails",
-        [
-            *quick("? - 0.5 ? - ?", "? - 0.5 ? - 0.75 ? 0.25 ?"),
-            *quick("? - 0.5 ? 0.5 - 0.75 ? 0.25 ?", "? - 0.5 ? - 1 ? - 1.75 ? 0.25 ?"),
-            (0.5, 2.0, "? - 0.5 ? - 1 ? - 2 ? - 1.75 ? 0.25 ?"),
-            (1.0, 1.0, "? - 1 ? - 0.75 ? 0.25 ?"),
-            (0.5, 1e9, "? - " + "1000000 ? - " * 40 + "1000000 ?"),
-        ],
-        look=TWICE,
-    ),
-    Group(
-        "the trial says nothing",
-        quick("? - 0.5 ? 0.75 ? 0.25 ?", "? - 0.5 ? 1 ? 1.75 ? 0.25 ?"),
-        look="when does the next caller go through, if no report comes?",
-    ),
-    Group(
-        "reports that are late",
-        [
-            *quick("? ? - -", "? ? - 0.25 - 0.25 ? 0.25 ?", "? ? - +"),
-            *quick("? ? - 0.5 ? - 0.5 - 0.75 ? 0.25 ?"),
-        ],
-        look="calls that began while it was closed, and report afterwards",
-    ),
-    Group("60 random traces", [random_breaker(seed) for seed in range(60)], look="the lines above"),
-)
-scenario(
-    "13.4",
-    both_at_once,
-    Group(
-        "two threads at once",
-        [
-            (0.5, "allows", "allows"),
-            (3.0, "allows", "allows"),
-            (None, "failed", "failed"),
-            *((0.5, *pair) for pair in product(("failed", "worked", "allows"), repeat=2)),
-        ],
-        look="what may another thread change between your comparison and your assignment? `_lock`",
-    ),
-)
-scenario(
-    "13.4",
-    outage,
-    Group(
-        "what an outage costs",
-        [
-            (0.5, 4.0, 2.0, 0.25, 0.25),
-            (0.5, 4.0, 60.0, 0.25, 0.25),
-            (0.5, 32.0, 600.0, 1.0, 0.25),
-        ],
-        look="how many calls wait for the time limit?",
-    ),
-)
+scenario("13.4", broken,
+    Group("closed, then open", [*quick("?", "? + ?", "? -", "? - ?", "? - 0.25 ? ?"),
+          (1.0, 4.0, "2 ? - 0.75 ?")], "what does one failure change, and for how long?"),
+    Group("half-open: one trial", quick("? - 0.5 ?", "? - 0.75 ? ?", "? - 3 ? ? 0.25 ?"),
+          "which other calls go through while the trial runs?"),
+    Group("the trial works", quick("? - 0.5 ? +", "? - 0.5 ? + ? ?",
+          "? - 0.5 ? + ? - 0.25 ? 0.25 ?", "? - 0.5 ? 0.25 - 1 ? + ? - 0.5 ?"),
+          "after that it starts from the beginning"),
+    Group("the trial fails", [*quick("? - 0.5 ? - ?", "? - 0.5 ? - 0.75 ? 0.25 ?"),
+          *quick("? - 0.5 ? 0.5 - 0.75 ? 0.25 ?", "? - 0.5 ? - 1 ? - 1.75 ? 0.25 ?"),
+          (0.5, 2.0, "? - 0.5 ? - 1 ? - 2 ? - 1.75 ? 0.25 ?"),
+          (1.0, 1.0, "? - 1 ? - 0.75 ? 0.25 ?"),
+          (0.5, 1e9, "? - " + "1000000 ? - " * 40 + "1000000 ?")], TWICE),
+    Group("the trial says nothing", quick("? - 0.5 ? 0.75 ? 0.25 ?", "? - 0.5 ? 1 ? 1.75 ? 0.25 ?"),
+          "when does the next caller go through, if no report comes?"),
+    Group("reports that are late", [*quick("? ? - -", "? ? - 0.25 - 0.25 ? 0.25 ?", "? ? - +"),
+          *quick("? ? - 0.5 ? - 0.5 - 0.75 ? 0.25 ?")],
+          "calls that began while it was closed, and report afterwards"),
+    Group("60 random traces", [random_breaker(seed) for seed in range(60)],
+          "before the answer that differs: in which of its three states is it, and since when?"),
+)  # fmt: skip
+scenario("13.4", both_at_once,
+    Group("two threads at once", [(0.5, "allows", "allows"), (3.0, "allows", "allows"),
+          (None, "failed", "failed"), *((0.5, *pair)
+          for pair in product(("failed", "worked", "allows"), repeat=2))],
+          "what may another thread change between your comparison and your assignment? `_lock`"),
+)  # fmt: skip
+scenario("13.4", outage,
+    Group("what an outage costs", [(0.5, 4.0, 2.0, 0.25, 0.25), (0.5, 4.0, 60.0, 0.25, 0.25),
+          (0.5, 32.0, 600.0, 1.0, 0.25)], "how many calls wait for the time limit?"),
+)  # fmt: skip
 
 
 # ── tinypy on the reader's parts ──────────────────────────────────────────────

@@ -12,7 +12,7 @@ import minikv
 from minikv import BlockPool, RadixCache
 from minikv.course.chapters.ch14_speculative_decoding.trees import tree_logits
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle, witness
-from minikv.course.judge.programs import LINES_ABOVE, scramble, under
+from minikv.course.judge.programs import scramble, under
 from minikv.course.judge.scenarios import Group, Log, numbers, scenario
 from minikv.course.pictures.snapshot import counted
 from minikv.speculative import Drafter, Proposal
@@ -39,27 +39,18 @@ def random_drafts(seed: int) -> tuple[str, str]:
     return drafts, own
 
 
-scenario(
-    "14.1",
-    verification,
-    Group("no drafts", [("", "a"), ("", "z")], look="what is written if nothing was guessed?"),
-    Group(
-        "the first draft is wrong",
-        [("b", "ac"), ("bc", "acd"), ("bbd", "abde"), ("zab", "cabd")],
-        look="which draft is compared first, and with what?",
-    ),
-    Group(
-        "a draft in the middle is wrong",
-        [("ax", "abc"), ("axc", "abcd"), ("abxde", "abcdef"), ("abx", "abcd"), ("axb", "abcd")],
-        look="which token is written in place of the wrong draft?",
-    ),
-    Group(
-        "all drafts are right",
-        [("a", "ab"), ("ab", "abc"), ("abcd", "abcde"), ("aaa", "aaaa")],
-        look="how many tokens does a step give if all k drafts are right?",
-    ),
-    Group("any drafts", [random_drafts(seed) for seed in range(40)], look=LINES_ABOVE),
-)
+scenario("14.1", verification,
+    Group("no drafts", [("", "a"), ("", "z")], "what is written if nothing was guessed?"),
+    Group("the first draft is wrong", [("b", "ac"), ("bc", "acd"), ("bbd", "abde"),
+          ("zab", "cabd")], "which draft is compared first, and with what?"),
+    Group("a draft in the middle is wrong",
+          [("ax", "abc"), ("axc", "abcd"), ("abxde", "abcdef"), ("abx", "abcd"), ("axb", "abcd")],
+          "which token is written in place of the wrong draft?"),
+    Group("all drafts are right", [("a", "ab"), ("ab", "abc"), ("abcd", "abcde"), ("aaa", "aaaa")],
+          "how many tokens does a step give if all k drafts are right?"),
+    Group("any drafts", [random_drafts(seed) for seed in range(40)],
+          "which is the first draft that is not the target's token?"),
+)  # fmt: skip
 
 # ── 14.2 A table that shrinks ─────────────────────────────────────────────────
 
@@ -110,36 +101,22 @@ def random_sizes(seed: int) -> tuple[int, str]:
     return size, " ".join(steps)
 
 
-scenario(
-    "14.2",
-    shrinking,
-    Group(
-        "within a block: nothing is given back",
-        under(4)("+7 -1", "+7 -2", "+8 -3", "+4 -1 +1", "+7 -2 +2"),
-        look="how many blocks do the tokens that stay need?",
-    ),
-    Group(
-        "back over the edge of a block",
-        under(4)("+5 -1", "+9 -1", "+9 -2", "+9 -5", "+12 -11"),
-        look="is the block of a token that stays given back, or one without a token kept?",
-    ),
-    Group(
-        "to an edge, and to nothing",
-        [(4, "+12 -4"), (4, "+8 -8"), (3, "+6 -3 +1"), (1, "+5 -2"), (4, "+6 -6 +6")],
-        look="num_tokens // block_size, or rounded up?",
-    ),
-    Group(
-        "other holders keep their blocks",
-        under(4)("+9 & -1", "+9 & -6", "+4 & +4 -5"),
-        look="who else may hold a block that the table gives back?",
-    ),
-    Group(
-        "more than there is: refused, and nothing is changed",
-        [(4, "+5 -6"), (4, "-1"), (3, "+7 -8 -7"), (1, "+3 -4 +1")],
-        look="what is checked before anything is released?",
-    ),
-    Group("random steps, several sizes", [random_sizes(i) for i in range(40)], look=LINES_ABOVE),
-)
+scenario("14.2", shrinking,
+    Group("within a block: nothing is given back",
+          under(4)("+7 -1", "+7 -2", "+8 -3", "+4 -1 +1", "+7 -2 +2"),
+          "how many blocks do the tokens that stay need?"),
+    Group("back over the edge of a block", under(4)("+5 -1", "+9 -1", "+9 -2", "+9 -5", "+12 -11"),
+          "is the block of a token that stays given back, or one without a token kept?"),
+    Group("to an edge, and to nothing", [(4, "+12 -4"), (4, "+8 -8"), (3, "+6 -3 +1"), (1, "+5 -2"),
+          (4, "+6 -6 +6")], "num_tokens // block_size, or rounded up?"),
+    Group("other holders keep their blocks", under(4)("+9 & -1", "+9 & -6", "+4 & +4 -5"),
+          "who else may hold a block that the table gives back?"),
+    Group("more than there is: refused, and nothing is changed",
+          [(4, "+5 -6"), (4, "-1"), (3, "+7 -8 -7"), (1, "+3 -4 +1")],
+          "what is checked before anything is released?"),
+    Group("random steps, several sizes", [random_sizes(i) for i in range(40)],
+          "at the step that differs: how many blocks hold `num_tokens`, and who else has them?"),
+)  # fmt: skip
 
 # ── 14.3 What came after, the last time ───────────────────────────────────────
 
@@ -161,31 +138,21 @@ def random_text(seed: int) -> tuple[str, int, int]:
     return text, 1 + seed % 3, draw.randrange(0, 6)
 
 
-scenario(
-    "14.3",
-    proposals,
-    Group(
-        "an earlier occurrence",
-        [("abcxyzab", 2, 3), ("abcdqabc", 3, 1), ("mnopmn", 2, 2), ("xay", 1, 3), ("xyzx", 1, 2)],
-        look="where does the copy begin, and how many tokens does it have?",
-    ),
-    Group(
-        "none, or too little text",
-        [("abcdef", 2, 4), ("ab", 2, 4), ("a", 2, 4), ("", 1, 4), ("ab", 3, 4), ("abab", 2, 0)],
-        look="the last tokens are no earlier occurrence of themselves",
-    ),
-    Group(
-        "of several occurrences the last",
-        [("abcabdab", 2, 1), ("axaya", 1, 2), ("abxabyabzab", 2, 3)],
-        look="in which order are the places tried?",
-    ),
-    Group(
-        "the copy reaches the end of the text",
-        [("xaba", 1, 5), ("abcabc", 3, 7), ("aaa", 2, 4), ("qabab", 2, 6)],
-        look="what comes after the last token of the text?",
-    ),
-    Group("any text", [random_text(seed) for seed in range(60)], look=LINES_ABOVE),
-)
+scenario("14.3", proposals,
+    Group("an earlier occurrence", [("abcxyzab", 2, 3), ("abcdqabc", 3, 1), ("mnopmn", 2, 2),
+          ("xay", 1, 3), ("xyzx", 1, 2)],
+          "where does the copy begin, and how many tokens does it have?"),
+    Group("none, or too little text", [("abcdef", 2, 4), ("ab", 2, 4), ("a", 2, 4), ("", 1, 4),
+          ("ab", 3, 4), ("abab", 2, 0)], "the last tokens are no earlier occurrence of themselves"),
+    Group("of several occurrences the last",
+          [("abcabdab", 2, 1), ("axaya", 1, 2), ("abxabyabzab", 2, 3)],
+          "in which order are the places tried?"),
+    Group("the copy reaches the end of the text",
+          [("xaba", 1, 5), ("abcabc", 3, 7), ("aaa", 2, 4), ("qabab", 2, 6)],
+          "what comes after the last token of the text?"),
+    Group("any text", [random_text(seed) for seed in range(60)],
+          "where in the text does the longest match end, and what follows it there?"),
+)  # fmt: skip
 
 # ── 14.4 What may be published ────────────────────────────────────────────────
 
@@ -227,30 +194,17 @@ def publishing(mine, program, log: Log) -> None:
             log("", {"its K and V are those of these tokens:": right})
 
 
-scenario(
-    "14.4",
-    publishing,
-    Group(
-        "no drafts",
-        [(4, "abcde", ""), (4, "abcde", "/b /c /d"), (3, "ab", "/c /d /e /f"), (1, "ab", "/c")],
-        look="of which tokens are K and V in the blocks?",
-    ),
-    Group(
-        "drafts that are right",
-        [(4, "abcde", "fg/fgh"), (4, "abc", "defg/defgh ijk/ijkl"), (2, "abc", "de/def")],
-        look="the newest token: is it in a block yet?",
-    ),
-    Group(
-        "drafts that are wrong",
-        [(4, "abc", "xyzw/defgh"), (4, "abcd", "exxx/efghi"), (2, "ab", "xyz/cdef /g")],
-        look="which blocks hold wrong drafts, and does a later reader see them?",
-    ),
-    Group(
-        "a block that the drafts fill",
-        [(4, "ab", "x/cd"), (4, "abcdef", "ghij/ghxyz"), (3, "abcd", "ef/exy /b /c")],
-        look="a block is full of verified tokens, or only full",
-    ),
-)
+scenario("14.4", publishing,
+    Group("no drafts", [(4, "abcde", ""), (4, "abcde", "/b /c /d"), (3, "ab", "/c /d /e /f"),
+          (1, "ab", "/c")], "of which tokens are K and V in the blocks?"),
+    Group("drafts that are right", [(4, "abcde", "fg/fgh"), (4, "abc", "defg/defgh ijk/ijkl"),
+          (2, "abc", "de/def")], "the newest token: is it in a block yet?"),
+    Group("drafts that are wrong", [(4, "abc", "xyzw/defgh"), (4, "abcd", "exxx/efghi"),
+          (2, "ab", "xyz/cdef /g")],
+          "which blocks hold wrong drafts, and does a later reader see them?"),
+    Group("a block that the drafts fill", [(4, "ab", "x/cd"), (4, "abcdef", "ghij/ghxyz"),
+          (3, "abcd", "ef/exy /b /c")], "a block is full of verified tokens, or only full"),
+)  # fmt: skip
 
 # ── 14.5 Rejection sampling ───────────────────────────────────────────────────
 
@@ -319,59 +273,39 @@ def fixed(mine, program, log: Log) -> None:
         log("", {"tokens written:": len(found), "the drafts of these:": list(found)[:-1]})
 
 
-scenario(
-    "14.5",
-    rejections,
-    Group(
-        "q is too high: the draft is kept in part",
-        [([[2, 6], [8, 0]], [[4, 4]], 0), ([[2, 2, 4], [4, 4, 0]], [[8, 0, 0]], 0),
-         ([[1, 2, 3, 2], [2, 2, 2, 2]], [[4, 2, 1, 1]], 0)],
-        look="with which probability, and what is written in its place?",
-    ),
-    Group(
-        "p and q are equal: every draft is kept",
-        [([[4, 4], [8, 0]], [[4, 4]], 0), ([[2, 6], [0, 8]], [[2, 6]], 1)],
-        look="p / q is 1: which numbers in [0, 1) are below it?",
-    ),
-    Group(
-        "p is higher: the draft is always kept",
-        [([[6, 2], [0, 8]], [[4, 4]], 0), ([[1, 2, 3, 2], [2, 2, 2, 2]], [[4, 2, 1, 1]], 2)],
-        look="p / q above 1",
-    ),
-    Group(
-        "a draft that the target never writes",
-        [([[0, 8], [8, 0]], [[4, 4]], 0), ([[0, 2, 6], [8, 0, 0]], [[6, 2, 0]], 0)],
-        look="p is 0 there",
-    ),
+scenario("14.5", rejections,
+    Group("q is too high: the draft is kept in part",
+          [([[2, 6], [8, 0]], [[4, 4]], 0), ([[2, 2, 4], [4, 4, 0]], [[8, 0, 0]], 0),
+          ([[1, 2, 3, 2], [2, 2, 2, 2]], [[4, 2, 1, 1]], 0)],
+          "with which probability, and what is written in its place?"),
+    Group("p and q are equal: every draft is kept",
+          [([[4, 4], [8, 0]], [[4, 4]], 0), ([[2, 6], [0, 8]], [[2, 6]], 1)],
+          "p / q is 1: which numbers in [0, 1) are below it?"),
+    Group("p is higher: the draft is always kept",
+          [([[6, 2], [0, 8]], [[4, 4]], 0), ([[1, 2, 3, 2], [2, 2, 2, 2]], [[4, 2, 1, 1]], 2)],
+          "p / q above 1"),
+    Group("a draft that the target never writes",
+          [([[0, 8], [8, 0]], [[4, 4]], 0), ([[0, 2, 6], [8, 0, 0]], [[6, 2, 0]], 0)],
+          "p is 0 there"),
 )  # fmt: skip
 
-scenario(
-    "14.5",
-    together,
-    Group(
-        "two drafts are kept or not independently of each other",
-        [([[2, 6], [2, 6], [8, 0]], [[4, 4], [4, 4]], [0, 0]),
-         ([[4, 4], [2, 6], [0, 8]], [[4, 4], [4, 4]], [1, 0])],
-        look="how often is each number from `uniform` used?",
-    ),
+scenario("14.5", together,
+    Group("two drafts are kept or not independently of each other",
+          [([[2, 6], [2, 6], [8, 0]], [[4, 4], [4, 4]], [0, 0]),
+          ([[4, 4], [2, 6], [0, 8]], [[4, 4], [4, 4]], [1, 0])],
+          "how often is each number from `uniform` used?"),
 )  # fmt: skip
 
 TWO = [[4, 4], [0, 8], [8, 0]]
-scenario(
-    "14.5",
-    fixed,
-    Group(
-        "the number 0, and a draft that the target never writes",
-        [([[0, 8], [8, 0]], [[4, 4]], [0], 0.0), ([[0, 2, 6], [8, 0, 0]], [[6, 2, 0]], [0], 0.0)],
-        look="p / q is 0: which numbers in [0, 1) are below it?",
-    ),
-    Group(
-        "several drafts, up to the first that is not kept",
-        [(TWO, [[4, 4], [4, 4]], [0, 1], 0.3), (TWO, [[4, 4], [4, 4]], [0, 0], 0.3),
-         ([[0, 8], [0, 8], [8, 0]], [[4, 4], [4, 4]], [0, 1], 0.3), (TWO, [[4, 4]], [1], 0.9),
-         ([[8, 0]], [], [], 0.5)],
-        look="what happens after a draft that is not kept, and after the last one?",
-    ),
+scenario("14.5", fixed,
+    Group("the number 0, and a draft that the target never writes",
+          [([[0, 8], [8, 0]], [[4, 4]], [0], 0.0), ([[0, 2, 6], [8, 0, 0]], [[6, 2, 0]], [0], 0.0)],
+          "p / q is 0: which numbers in [0, 1) are below it?"),
+    Group("several drafts, up to the first that is not kept",
+          [(TWO, [[4, 4], [4, 4]], [0, 1], 0.3), (TWO, [[4, 4], [4, 4]], [0, 0], 0.3),
+          ([[0, 8], [0, 8], [8, 0]], [[4, 4], [4, 4]], [0, 1], 0.3), (TWO, [[4, 4]], [1], 0.9),
+          ([[8, 0]], [], [], 0.5)],
+          "what happens after a draft that is not kept, and after the last one?"),
 )  # fmt: skip
 
 # ── 14.6 Two bug reports ──────────────────────────────────────────────────────
@@ -410,40 +344,23 @@ def line(first: float, more: float, count: int) -> list[float]:
     return [round(first + more * place, 3) for place in range(count)]
 
 
-scenario(
-    "14.7",
-    expectations,
-    Group(
-        "tokens of a step",
-        [(0, 0.5), (1, 0.5), (2, 0.5), (3, 0.9), (5, 0.0), (4, 1.0)],
-        look="the draft at place i counts if it and all before it are right",
-    ),
-)
-scenario(
-    "14.7",
-    choices,
-    Group(
-        "a step costs the same for any number of tokens",
-        [(line(1, 0, 5), 0.5), (line(2, 0, 3), 0.9), ([1.0], 0.9)],
-        look="how many drafts can there be at most?",
-    ),
-    Group(
-        "each token costs as much as a step",
-        [(line(1, 1, 5), 0.5), (line(1, 1, 6), 0.99), (line(1, 0, 4), 0.0)],
-        look="0 drafts are an answer",
-    ),
-    Group(
-        "something in between",
-        [(line(1, 0.2, 3), 0.6), (line(1, 0.2, 9), 0.7), (line(1, 0.1, 16), 0.9),
-         ([1, 2, 2.05, 2.1, 2.15], 0.9), ([1, 1.6, 1.7, 3, 3.1], 0.8)],
-        look="tokens per second of each number, not only up to the first that is worse",
-    ),
-    Group(
-        "any table",
-        [(line(1 + seed % 3, 0.053 * (1 + seed % 7), 2 + seed % 9), round(0.11 + 0.021 * seed, 3))
-         for seed in range(40)],
-        look=LINES_ABOVE,
-    ),
+scenario("14.7", expectations,
+    Group("tokens of a step", [(0, 0.5), (1, 0.5), (2, 0.5), (3, 0.9), (5, 0.0), (4, 1.0)],
+          "the draft at place i counts if it and all before it are right"),
+)  # fmt: skip
+scenario("14.7", choices,
+    Group("a step costs the same for any number of tokens",
+          [(line(1, 0, 5), 0.5), (line(2, 0, 3), 0.9), ([1.0], 0.9)],
+          "how many drafts can there be at most?"),
+    Group("each token costs as much as a step",
+          [(line(1, 1, 5), 0.5), (line(1, 1, 6), 0.99), (line(1, 0, 4), 0.0)],
+          "0 drafts are an answer"),
+    Group("something in between", [(line(1, 0.2, 3), 0.6), (line(1, 0.2, 9), 0.7),
+          (line(1, 0.1, 16), 0.9), ([1, 2, 2.05, 2.1, 2.15], 0.9), ([1, 1.6, 1.7, 3, 3.1], 0.8)],
+          "tokens per second of each number, not only up to the first that is worse"),
+    Group("any table", [(line(1 + seed % 3, 0.053 * (1 + seed % 7), 2 + seed % 9),
+          round(0.11 + 0.021 * seed, 3)) for seed in range(40)],
+          "work out tokens per second for your number and for the expected one: which is larger?"),
 )  # fmt: skip
 
 
@@ -472,26 +389,16 @@ def random_tree(seed: int) -> tuple[str, int]:
     return " ".join(map(str, parents)), draw.randrange(4)
 
 
-scenario(
-    "14.8",
-    trees,
-    Group(
-        "no drafts, and a chain",
-        [("-1", 2), ("-1", 0), ("-1 0", 1), ("-1 0 1", 0), ("-1 0 1 2", 3)],
-        look="a chain is ordinary causal attention",
-    ),
-    Group(
-        "two guesses at one place",
-        [("-1 0 0", 1), ("-1 0 0 0", 2), ("-1 0 1 1", 1)],
-        look="at which position do they stand, and does one see the other?",
-    ),
-    Group(
-        "branches that go on",
-        [("-1 0 0 1 2", 1), ("-1 0 1 0 3", 0), ("-1 0 0 1 1 2 2", 2)],
-        look="follow the parents up to row 0",
-    ),
-    Group("any tree", [random_tree(seed) for seed in range(40)], look=LINES_ABOVE),
-)
+scenario("14.8", trees,
+    Group("no drafts, and a chain", [("-1", 2), ("-1", 0), ("-1 0", 1), ("-1 0 1", 0),
+          ("-1 0 1 2", 3)], "a chain is ordinary causal attention"),
+    Group("two guesses at one place", [("-1 0 0", 1), ("-1 0 0 0", 2), ("-1 0 1 1", 1)],
+          "at which position do they stand, and does one see the other?"),
+    Group("branches that go on", [("-1 0 0 1 2", 1), ("-1 0 1 0 3", 0), ("-1 0 0 1 1 2 2", 2)],
+          "follow the parents up to row 0"),
+    Group("any tree", [random_tree(seed) for seed in range(40)],
+          "the first row that differs: which parents has it, up to row 0?"),
+)  # fmt: skip
 
 
 @runs_model("14.8")

@@ -33,7 +33,7 @@ def box_picture(num_steps: int, takes: Sequence[int]) -> style.Picture:
         taken = step in takes
         wide = 0.48 if taken else STEP
         pen.square(end, middle - HIGH / 2, wide, HIGH, style.tint(style.color(4), 0.5))
-        pen.text(end + wide / 2, middle, f"all {step}", 9, "center")
+        pen.text(end + wide / 2, middle, f"1 to {step}" if step > 1 else "1", 9, "center")
         pen.axes.annotate("", (end, middle - HIGH / 2), (end, top + HIGH / 2), arrowprops=arrow)
         if wakes:
             pen.text(end - 0.06, (top + middle) / 2, "wakes", 8, "right", style.FAINT)

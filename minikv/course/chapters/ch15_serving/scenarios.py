@@ -11,7 +11,7 @@ from weakref import WeakSet
 import minikv
 from minikv.course.chapters.ch15_serving.given import Lookup
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle, tinypy
-from minikv.course.judge.programs import LINES_ABOVE, at_most
+from minikv.course.judge.programs import at_most
 from minikv.course.judge.scenarios import Group, Log, numbers, scenario
 from minikv.course.pictures.snapshot import counted
 from minikv.serving import EngineLoop
@@ -164,40 +164,21 @@ def handing(mine, program, log: Log) -> None:
             hands.put(step)
 
 
-scenario(
-    "15.1",
-    handing,
-    Group(
-        "put, then take",
-        ["1 take", "3 take", "1 take 2 take", "2 take 5 take 6! take", "1! take"],
-        look="which tokens, and how much text, were collected before?",
-    ),
-    Group(
-        "the reader waits first",
-        ["take 1", "take 2 take 3", "take 1 take 3 take 4!", "1 take take 2", "2 take take"],
-        look="which thread may set the event? And who clears it?",
-    ),
-    Group(
-        "a slow reader",
-        ["1 2 take", "1 2 3 4 take 5 take", "1 2 3! take", "1 take 2 3 4 take", "1 2 3 4 5 6 7 8"],
-        look="how many outputs are kept, and how many wake-ups sent, until the reader takes?",
-    ),
-    Group(
-        "a put while the reader takes",
-        ["1 take+2 take", "2 take 3 take+5! take"],
-        look="what if the engine's thread comes between two lines of `collect`?",
-    ),
-    Group(
-        "a step fails",
-        ["x take", "1 x take", "1 take x take", "take x", "1 2 take take x"],
-        look="how does the reader learn that nothing more will come?",
-    ),
-    Group(
-        "a lost client",
-        ["close 1", "1 close 2 3!", "1 take 2 close 3", "close x"],
-        look="what does `call_soon_threadsafe` do if the loop is closed?",
-    ),
-)
+scenario("15.1", handing,
+    Group("put, then take", ["1 take", "3 take", "1 take 2 take", "2 take 5 take 6! take",
+          "1! take"], "which tokens, and how much text, were collected before?"),
+    Group("the reader waits first", ["take 1", "take 2 take 3", "take 1 take 3 take 4!",
+          "1 take take 2", "2 take take"], "which thread may set the event? And who clears it?"),
+    Group("a slow reader", ["1 2 take", "1 2 3 4 take 5 take", "1 2 3! take", "1 take 2 3 4 take",
+          "1 2 3 4 5 6 7 8"],
+          "how many outputs are kept, and how many wake-ups sent, until the reader takes?"),
+    Group("a put while the reader takes", ["1 take+2 take", "2 take 3 take+5! take"],
+          "what if the engine's thread comes between two lines of `collect`?"),
+    Group("a step fails", ["x take", "1 x take", "1 take x take", "take x", "1 2 take take x"],
+          "how does the reader learn that nothing more will come?"),
+    Group("a lost client", ["close 1", "1 close 2 3!", "1 take 2 close 3", "close x"],
+          "what does `call_soon_threadsafe` do if the loop is closed, and who is left to read?"),
+)  # fmt: skip
 
 
 @runs_model("15.1")
@@ -257,53 +238,34 @@ def random_stream(seed: int) -> tuple[bytes, list[bytes], tuple[str, ...]]:
     return data[:begun], pieces, stop[: seed % 3]
 
 
-scenario(
-    "15.2",
-    partial(calls, "visible_text"),
-    Group(
-        "nothing can change: all is visible",
-        [("ab", (), False), ("", (), False), ("ab", ("cd",), False), ("é→", ("x",), False)],
-        look="what is held back although no token can change it?",
-    ),
-    Group(
-        "half a character",
-        [(f"a{BAD}", (), False), (f"{BAD}{BAD}", (), False), (f"a{BAD}b", (), False),
-         (f"a{BAD}", (), True), (f"a{BAD}b{BAD}", ("xy",), False)],
-        look="U+FFFD at the end of an unfinished text, and elsewhere",
-    ),
-    Group(
-        "a stop string, and its beginning",
-        [("abc", ("b",), False), ("abc", ("b",), True), ("abE", ("END",), False),
-         ("abEN", ("END",), False), ("abEN", ("END",), True), ("EEN", ("END",), False),
-         ("aEND b END", ("END",), False), ("x\n", ("\n\n", "\nclass"), False),
-         ("aab", ("abc", "b."), False), ("a.b", ("b", "."), True), ("aEND", ("ND", "END"), True),
-         (f"aE{BAD}", ("END",), False), ("abE", ("x", "END"), False),
-         ("abE", (7, "END"), False), ("aaa", ("aaaa", "ab"), False)],
-        look="of all beginnings that the text ends with, how long is the longest?",
-    ),
+scenario("15.2", partial(calls, "visible_text"),
+    Group("nothing can change: all is visible",
+          [("ab", (), False), ("", (), False), ("ab", ("cd",), False), ("é→", ("x",), False)],
+          "what is held back although no token can change it?"),
+    Group("half a character", [(f"a{BAD}", (), False), (f"{BAD}{BAD}", (), False),
+          (f"a{BAD}b", (), False), (f"a{BAD}", (), True), (f"a{BAD}b{BAD}", ("xy",), False)],
+          "U+FFFD at the end of an unfinished text, and elsewhere"),
+    Group("a stop string, and its beginning",
+          [("abc", ("b",), False), ("abc", ("b",), True), ("abE", ("END",), False),
+          ("abEN", ("END",), False), ("abEN", ("END",), True), ("EEN", ("END",), False),
+          ("aEND b END", ("END",), False), ("x\n", ("\n\n", "\nclass"), False),
+          ("aab", ("abc", "b."), False), ("a.b", ("b", "."), True), ("aEND", ("ND", "END"), True),
+          (f"aE{BAD}", ("END",), False), ("abE", ("x", "END"), False), ("abE", (7, "END"), False),
+          ("aaa", ("aaaa", "ab"), False)],
+          "of all beginnings that the text ends with, how long is the longest?"),
 )  # fmt: skip
-scenario(
-    "15.2",
-    streams,
-    Group(
-        "piece by piece",
-        [(b"p", cut("abc", 1, 2), ()), (b"p", cut("aé", 2), ()), (b"p", cut("→b", 1, 2, 3), ()),
-         (b"p", cut("abENDc", 3, 4), ("END",)), (b"p", cut("abENc", 3, 4), ("END",)),
-         (b"p", cut("aEéb", 2, 3), ("Eé!",)), (b"p", cut("aEN", 2), ("END",))],
-        look="which characters were sent, and which are final now?",
-    ),
-    Group(
-        "the prompt ends inside a character",
-        [(b"ab\xc3", [b"\xa9", b"c"], ()), (b"\xe2\x86", [b"\x92", b"x"], ()),
-         (b"caf\xe2", [b"\x86", b"\x92", b"x"], ()), (b"\xc3", [b"\xa9END", b""], ("END",)),
-         (b"ab\xe2\x86", [b"\x92ab", b"c"], ("c",)), (b"ab\xc3", [b"c", b"d"], ())],
-        look="of decode(prompt), what is certain before the answer has begun?",
-    ),
-    Group(
-        "any text, in any pieces",
-        [random_stream(seed) for seed in range(60)],
-        look=LINES_ABOVE,
-    ),
+scenario("15.2", streams,
+    Group("piece by piece", [(b"p", cut("abc", 1, 2), ()), (b"p", cut("aé", 2), ()),
+          (b"p", cut("→b", 1, 2, 3), ()), (b"p", cut("abENDc", 3, 4), ("END",)),
+          (b"p", cut("abENc", 3, 4), ("END",)), (b"p", cut("aEéb", 2, 3), ("Eé!",)),
+          (b"p", cut("aEN", 2), ("END",))], "which characters were sent, and which are final now?"),
+    Group("the prompt ends inside a character",
+          [(b"ab\xc3", [b"\xa9", b"c"], ()), (b"\xe2\x86", [b"\x92", b"x"], ()),
+          (b"caf\xe2", [b"\x86", b"\x92", b"x"], ()), (b"\xc3", [b"\xa9END", b""], ("END",)),
+          (b"ab\xe2\x86", [b"\x92ab", b"c"], ("c",)), (b"ab\xc3", [b"c", b"d"], ())],
+          "of decode(prompt), what is certain before the answer has begun?"),
+    Group("any text, in any pieces", [random_stream(seed) for seed in range(60)],
+          "the first piece that differs: can a later token still change its last letters?"),
 )  # fmt: skip
 
 
@@ -355,30 +317,16 @@ def clients(mine, program, log: Log) -> None:
         log("", free | {"requests with an owner:": len(front.owners)})
 
 
-scenario(
-    "15.3",
-    clients,
-    Group(
-        "a stream is left",
-        ["A6~ . -A", "A6~ . . -A . .", "A6~ B3~ . -A . ."],
-        look="in which order does `leave` abort and forget?",
-    ),
-    Group(
-        "a whole answer is not waited for",
-        ["A6 . -A", "A6 B6~ . . -A .", "A6 A6~ . -A ."],
-        look="who tells the engine if nothing is sent?",
-    ),
-    Group(
-        "requests that still wait",
-        ["A6 B6 C6 D6 . -D . -A .", "A6~ -A", "A6 A6~ A6 A6~ . -A ."],
-        look="all requests of a client, also those that no step has seen",
-    ),
-    Group(
-        "what is over, and who comes again",
-        ["A1 . -A", "A2~ . . -A -A", "A6~ . -A -A", "A6 . -A A4 . -A .", "B3 . -A . .",
-         "A1 A5~ . -A"],
-        look="what is left of a request after `leave`?",
-    ),
+scenario("15.3", clients,
+    Group("a stream is left", ["A6~ . -A", "A6~ . . -A . .", "A6~ B3~ . -A . ."],
+          "in which order does `leave` abort and forget?"),
+    Group("a whole answer is not waited for", ["A6 . -A", "A6 B6~ . . -A .", "A6 A6~ . -A ."],
+          "who tells the engine if nothing is sent?"),
+    Group("requests that still wait", ["A6 B6 C6 D6 . -D . -A .", "A6~ -A", "A6 A6~ A6 A6~ . -A ."],
+          "all requests of a client, also those that no step has seen"),
+    Group("what is over, and who comes again",
+          ["A1 . -A", "A2~ . . -A -A", "A6~ . -A -A", "A6 . -A A4 . -A .", "B3 . -A . .",
+          "A1 A5~ . -A"], "what is left of a request after `leave`?"),
 )  # fmt: skip
 
 # ── 15.4 How long may a queue be? ─────────────────────────────────────────────
@@ -428,42 +376,28 @@ def random_queue(seed: int) -> tuple[float, str]:
 
 
 WARM = "a+100 @1 a: "  # 100 tokens per second
-scenario(
-    "15.4",
-    queue,
-    Group(
-        "as long as no rate is known, all come in",
-        [(1.0, "a+100"), (1.0, "a+100 b+900 c+50"), (0.5, "a+100 a- b+100 c+100")],
-        look="what is known before the first request has its first token?",
-    ),
-    Group(
-        "the rate is measured",
-        [(9.0, "a+100 @2 a:"), (9.0, "a+100 b+300 @1 a: @4 b:"), 
-         (9.0, "@5 a+60 @5.5 a: b+30 @6 b:"), (9.0, "a+100 @1 b+100 @2 a: @3 b:"),
-         (9.0, "a+99 @1 a: b+100 @3 b: c+99 @4 c:", 100), (9.0, "a+60 b+60 @1 a: @2 b:", 100)],
-        look="which tokens are computed from when a request comes to its first token?",
-    ),
-    Group(
-        "in time, or refused",
-        [(3.0, WARM + "b+100 c+100 d+100 e+100"), (2.0, WARM + "b+150 c+50 d+50"),
-         (2.0, WARM + "b+200 c+1"), (2.0, WARM + "b+420 c+50"), (2.0, WARM + "b+210 c+60"),
-         (2.5, WARM + "b+100 c+125 d+25 e+1"),
-         (2.0, WARM + "b+100 c+110 d+100")],
-        look="a request waits for all that is queued, and for its own tokens",
-    ),
-    Group(
-        "Retry-After",
-        [(1.0, WARM + "b+250 c+50"), (1.0, WARM + "b+100 c+1"), (2.0, WARM + "b+730 c+20 d+170"),
-         (1.0, WARM + "b+400 c+300"), (0.5, WARM + "b+120 c+60")],
-        look="when will so few tokens be queued that it is let in? Half a second is rounded up",
-    ),
-    Group(
-        "when nothing waits, all come in",
-        [(1.0, WARM + "b+900"), (1.0, WARM + "b+900 c+10 @12 b: c+10"), 
-         (1.0, WARM + "b+50 b- c+900")],
-        look="a prompt that alone takes longer than the target",
-    ),
-    Group("any queue", [random_queue(seed) for seed in range(40)], look=LINES_ABOVE),
+scenario("15.4", queue,
+    Group("as long as no rate is known, all come in",
+          [(1.0, "a+100"), (1.0, "a+100 b+900 c+50"), (0.5, "a+100 a- b+100 c+100")],
+          "what is known before the first request has its first token?"),
+    Group("the rate is measured", [(9.0, "a+100 @2 a:"), (9.0, "a+100 b+300 @1 a: @4 b:"),
+          (9.0, "@5 a+60 @5.5 a: b+30 @6 b:"), (9.0, "a+100 @1 b+100 @2 a: @3 b:"),
+          (9.0, "a+99 @1 a: b+100 @3 b: c+99 @4 c:", 100), (9.0, "a+60 b+60 @1 a: @2 b:", 100)],
+          "which tokens are computed from when a request comes to its first token?"),
+    Group("in time, or refused", [(3.0, WARM + "b+100 c+100 d+100 e+100"),
+          (2.0, WARM + "b+150 c+50 d+50"), (2.0, WARM + "b+200 c+1"), (2.0, WARM + "b+420 c+50"),
+          (2.0, WARM + "b+210 c+60"), (2.5, WARM + "b+100 c+125 d+25 e+1"),
+          (2.0, WARM + "b+100 c+110 d+100")],
+          "a request waits for all that is queued, and for its own tokens"),
+    Group("Retry-After", [(1.0, WARM + "b+250 c+50"), (1.0, WARM + "b+100 c+1"),
+          (2.0, WARM + "b+730 c+20 d+170"), (1.0, WARM + "b+400 c+300"),
+          (0.5, WARM + "b+120 c+60")],
+          "when will so few tokens be queued that it is let in? Half a second is rounded up"),
+    Group("when nothing waits, all come in",
+          [(1.0, WARM + "b+900"), (1.0, WARM + "b+900 c+10 @12 b: c+10"),
+          (1.0, WARM + "b+50 b- c+900")], "a prompt that alone takes longer than the target"),
+    Group("any queue", [random_queue(seed) for seed in range(40)],
+          "work out the wait of the first request that differs: who is before it, at which rate?"),
 )  # fmt: skip
 
 # ── 15.5 What the metrics say ─────────────────────────────────────────────────
@@ -497,50 +431,31 @@ def random_histogram(seed: int) -> tuple:
 
 
 NONE = [0, 0, 0]
-scenario(
-    "15.5",
-    partial(calls, "quantile"),
-    Group(
-        "one histogram",
-        [((1.0, 2.0, INF), NONE, (2, 6, 6), 0.5), ((1.0, 2.0, INF), NONE, (4, 4, 4), 0.5),
-         ((1.0, 3.0, INF), NONE, (0, 8, 8), 0.75), ((1.0, 2.0, INF), NONE, (2, 4, 4), 0.5)],
-        look="the rank, the bucket where it is reached, and how far inside",
-    ),
-    Group(
-        "what came between two looks",
-        [((1.0, 2.0, INF), (4, 4, 4), (4, 8, 8), 0.5),
-         ((1.0, 5.0, INF), (1, 9, 9), (3, 11, 11), 0.75),
-         ((1.0, 2.0, 4.0, INF), (3, 3, 5, 6), (5, 9, 11, 12), 0.5)],
-        look="counters grow from the start of the server",
-    ),
-    Group(
-        "beyond the last limit, and nothing at all",
-        [((1.0, 2.0, INF), NONE, (1, 1, 4), 0.9), ((1.0, 2.0, INF), (3, 3, 3), (3, 3, 3), 0.5),
-         ((1.0, INF), (0, 0), (0, 5), 0.5)],
-        look="what is known of an observation in the last bucket?",
-    ),
-    Group("any histogram", [random_histogram(seed) for seed in range(30)], look=LINES_ABOVE),
+scenario("15.5", partial(calls, "quantile"),
+    Group("one histogram", [((1.0, 2.0, INF), NONE, (2, 6, 6), 0.5),
+          ((1.0, 2.0, INF), NONE, (4, 4, 4), 0.5), ((1.0, 3.0, INF), NONE, (0, 8, 8), 0.75),
+          ((1.0, 2.0, INF), NONE, (2, 4, 4), 0.5)],
+          "the rank, the bucket where it is reached, and how far inside"),
+    Group("what came between two looks", [((1.0, 2.0, INF), (4, 4, 4), (4, 8, 8), 0.5),
+          ((1.0, 5.0, INF), (1, 9, 9), (3, 11, 11), 0.75),
+          ((1.0, 2.0, 4.0, INF), (3, 3, 5, 6), (5, 9, 11, 12), 0.5)],
+          "counters grow from the start of the server"),
+    Group("beyond the last limit, and nothing at all",
+          [((1.0, 2.0, INF), NONE, (1, 1, 4), 0.9), ((1.0, 2.0, INF), (3, 3, 3), (3, 3, 3), 0.5),
+          ((1.0, INF), (0, 0), (0, 5), 0.5)],
+          "what is known of an observation in the last bucket?"),
+    Group("any histogram", [random_histogram(seed) for seed in range(30)],
+          "in which bucket does the share lie, and how far inside?"),
 )  # fmt: skip
-scenario(
-    "15.5",
-    rates,
-    Group(
-        "hits and misses",
-        [[(10, 4, True, 0)], [(10, 4, True, 0), (30, 6, True, 0)], [(10, 0, True, 0)], []],
-        look="tokens found over tokens looked up, of all requests together",
-    ),
-    Group(
-        "a request comes back after a preemption",
-        [[(10, 0, True, 0), (14, 12, True, 1)], [(10, 4, True, 0), (20, 16, True, 2)],
-         [(40, 32, True, 1)]],
-        look="whose blocks does it find?",
-    ),
-    Group(
-        "a request is tried again",
-        [[(10, 4, False, 0), (10, 4, True, 0), (10, 0, True, 0)],
-         [(20, 16, False, 0), (20, 16, False, 0), (20, 0, True, 0)], [(8, 4, False, 0)]],
-        look="what did the attempt save?",
-    ),
+scenario("15.5", rates,
+    Group("hits and misses", [[(10, 4, True, 0)], [(10, 4, True, 0), (30, 6, True, 0)],
+          [(10, 0, True, 0)], []], "tokens found over tokens looked up, of all requests together"),
+    Group("a request comes back after a preemption",
+          [[(10, 0, True, 0), (14, 12, True, 1)], [(10, 4, True, 0), (20, 16, True, 2)],
+          [(40, 32, True, 1)]], "whose blocks does it find?"),
+    Group("a request is tried again", [[(10, 4, False, 0), (10, 4, True, 0), (10, 0, True, 0)],
+          [(20, 16, False, 0), (20, 16, False, 0), (20, 0, True, 0)], [(8, 4, False, 0)]],
+          "what did the attempt save?"),
 )  # fmt: skip
 
 # ── 15.6 A server on paper ────────────────────────────────────────────────────

@@ -12,24 +12,39 @@ from minikv.paged import blockwise_attention
 
 SIZE = 16  # tokens of a block
 
-# Which of the full blocks before the newest one a query reads: q (G, D) of a group's heads, k
-# (L, D) of their KV head, and how many to choose -> their places in the text.
-Choose = Callable[[torch.Tensor, torch.Tensor, int], list[int]]
+# Which of the whole blocks before the newest one a step reads: q (K, G, D) of the newest token, a
+# group of query heads for each KV head; k (L, K, D), and how many to choose -> a list for each KV
+# head, of places in the text.
+Choose = Callable[[torch.Tensor, torch.Tensor, int], list[list[int]]]
 
 
-def by_bounds(q: torch.Tensor, k: torch.Tensor, most: int) -> list[int]:
-    """The blocks that may hold the largest scores. Of each block only the least and the largest
-    number of each channel of K are looked at: no key in it can score more than they allow."""
-    blocks = k[: (len(k) - 1) // SIZE * SIZE].view(-1, SIZE, k.shape[-1])
-    low, high = blocks.amin(1), blocks.amax(1)  # (B, D)
-    bounds = torch.maximum(q[:, None] * low, q[:, None] * high).sum(-1)  # (G, B)
-    return sorted(bounds.amax(0).topk(min(most, len(blocks))).indices.tolist())
+def by_bounds(q: torch.Tensor, k: torch.Tensor, most: int) -> list[list[int]]:
+    """For each KV head, the blocks that may hold the largest scores.
+
+    q: (K, G, D), the newest token's G query heads of each KV head. k: (L, K, D), the keys of the
+    text, the newest one last. Returns K lists with the places of `most` blocks in ascending order,
+    or of all blocks if there are fewer. Blocks have SIZE tokens; the newest token's own block is
+    not chosen, because it is read anyway.
+
+    Of a block only the least and the largest number of each channel are looked at. No key in it has
+    a larger product with a query than the bound: the sum over the channels of the larger of q times
+    the least and q times the largest number. A KV head's query heads read the same blocks, so the
+    highest of their bounds counts.
+    """
+    count = (len(k) - 1) // SIZE
+    blocks = (
+        k[: count * SIZE].view(count, SIZE, *k.shape[1:]).permute(2, 0, 1, 3)
+    )  # (K, B, SIZE, D)
+    low, high = blocks.amin(2)[:, None], blocks.amax(2)[:, None]  # (K, 1, B, D)
+    bounds = torch.maximum(q[:, :, None] * low, q[:, :, None] * high).sum(-1)  # (K, G, B)
+    best = bounds.amax(1)  # (K, B)
+    return [sorted(one.topk(min(most, count)).indices.tolist()) for one in best]
 
 
-def the_latest(q: torch.Tensor, k: torch.Tensor, most: int) -> list[int]:
+def the_latest(q: torch.Tensor, k: torch.Tensor, most: int) -> list[list[int]]:
     """What a window of whole blocks shows."""
     blocks = (len(k) - 1) // SIZE
-    return list(range(max(0, blocks - most), blocks))
+    return [list(range(max(0, blocks - most), blocks))] * k.shape[1]
 
 
 @torch.inference_mode()
@@ -51,12 +66,12 @@ def divergence(
     first = len(token_ids) - num_new
     right = model.logits(model.forward(ids, positions, keep)[first:]).log_softmax(-1)
 
-    def chosen(length: int):
+    def reading(length: int):
         def attend(layer, q, k, v):
             slots[layer, length - 1] = torch.cat([k, v])
-            out = []
-            for head, own in enumerate(q[0].split(group)):
-                places = choose(own, slots[layer, :length, 0, head], most)
+            out, groups = [], q[0].unflatten(0, (-1, group))
+            chosen = choose(groups, slots[layer, :length, 0], most)
+            for head, (own, places) in enumerate(zip(groups, chosen, strict=True)):
                 table = [*places, (length - 1) // SIZE]
                 seen = len(places) * SIZE + (length - 1) % SIZE + 1
                 of_head = kv[layer, ..., head : head + 1, :]
@@ -66,7 +81,7 @@ def divergence(
         return attend
 
     rows = [
-        model.logits(model.forward(ids[at : at + 1], positions[at : at + 1], chosen(at + 1)))
+        model.logits(model.forward(ids[at : at + 1], positions[at : at + 1], reading(at + 1)))
         for at in range(first, len(token_ids))
     ]
     kl = F.kl_div(torch.cat(rows).log_softmax(-1), right, log_target=True, reduction="none")

@@ -46,39 +46,51 @@ def kept_picture(sizes: Sequence[int], kept: Mapping[str, Sequence[float]]) -> s
 
 
 def latent_picture() -> style.Picture:
-    """A latent's way to a score, before and after the brackets move."""
-    figure, axes = style.canvas(2.5)
-    rows = {
-        "plain, for every token": ["latent c", "W_UK c = k", "q · k"],
-        "absorbed": ["latent c", "(W_UKᵀ q) · c"],
-    }
-    for row, (name, boxes) in enumerate(rows.items()):
-        y = 0.45 + 1.1 * row
-        axes.text(0.1, y - 0.2, name, fontsize=9.5, fontweight="bold", va="center")
-        for place, text in enumerate(boxes):
-            last = place == len(boxes) - 1
-            x, shade = 0.1 + 2.9 * (2 if last else place), style.PALETTE[5 if last else 6]
-            axes.add_patch(Rectangle((x, y), 2.1, 0.42, facecolor=style.tint(shade, 0.3),
-                                     edgecolor=style.INK, linewidth=0.8))  # fmt: skip
-            axes.text(x + 1.05, y + 0.21, text, fontsize=9.5, ha="center", va="center")
-            if not last:
-                end = 0.1 + 2.9 * (2 if place == len(boxes) - 2 else place + 1) - 0.08
-                axes.annotate("", (end, y + 0.21), (x + 2.18, y + 0.21),
-                              arrowprops=dict(arrowstyle="->", color=style.INK))  # fmt: skip
-                over = "× W_UK" if len(boxes) == 3 and place == 0 else ""
-                axes.text((x + 2.1 + end) / 2, y + 0.06, over, fontsize=8.5, ha="center")
-    axes.text(3.0, 2.12, "W_UKᵀ q: once per step, for all tokens", fontsize=8.5)
-    words = "Plain: each cached latent is multiplied by W_UK to a key, and the key meets q. "
-    words += (
-        "Absorbed: W_UK meets q once per step, and the result meets each latent as it is cached."
-    )
-    return style.Picture(figure, words)
+    """The way of three cached latents to their scores, before and after the brackets move."""
+    figure, axes = style.canvas(4.5)
+    title = "Absorbed, the matrix meets the query once, and no cached token"
+    axes.text(0.1, 0.25, title, fontsize=11, fontweight="bold", va="center")
+    cached, made, score = (style.tint(style.PALETTE[place], 0.3) for place in (6, 3, 5))
+
+    def box(column: int, y: float, text: str, shade: tuple[float, float, float]) -> None:
+        x = 0.1 + 3 * column
+        axes.add_patch(Rectangle((x, y), 1.9, 0.32, facecolor=shade, edgecolor=style.INK, lw=0.8))
+        axes.text(x + 0.95, y + 0.16, text, fontsize=9.5, ha="center", va="center")
+
+    def arrow(first: int, last: int, y: float, text: str) -> None:
+        start, end = 2.07 + 3 * first, 0.03 + 3 * last
+        axes.annotate("", (end, y + 0.16), (start, y + 0.16),
+                      arrowprops=dict(arrowstyle="->", color=style.INK))  # fmt: skip
+        axes.text((start + end) / 2, y + 0.06, text, fontsize=9.5, ha="center", va="bottom")
+
+    axes.text(0.1, 0.75, "plain: every token, in every step", fontsize=9.5, va="center")
+    axes.text(0.1, 2.55, "absorbed: the query, once per step", fontsize=9.5, va="center")
+    box(0, 2.75, "query q", style.tint(style.PALETTE[4], 0.3))
+    arrow(0, 1, 2.75, "× W_UKᵀ")
+    box(1, 2.75, "wide query w", made)
+    for place, token in enumerate("₁₂₃"):
+        above, below = 0.95 + 0.44 * place, 3.25 + 0.42 * place
+        for y in (above, below):
+            box(0, y, f"latent c{token}", cached)
+            box(2, y, f"score s{token}", score)
+        arrow(0, 1, above, "× W_UK")
+        box(1, above, f"key k{token}", made)
+        arrow(1, 2, above, "· q")
+        arrow(0, 2, below, "· w")
+    words = "Plain: each of three cached latents is multiplied by W_UK to a key, and the keys meet "
+    words += "q. Absorbed: q is multiplied by W_UKᵀ to w, and w meets each latent as it is cached."
+    return style.Picture(figure, f"{title}. {words}")
 
 
 def choice_picture(found: Mapping[str, Mapping[int, float]], blocks: int) -> style.Picture:
-    """How far the next token's chances move, by the number of blocks that a query reads."""
-    title = f"Which of {blocks} blocks a query reads"
-    figure, axes = style.new_axes(title, "blocks read, and its own", "KL to full attention (bits)")
+    """How far the next token's chances move, by the number of blocks that a query reads: of the
+    latest ones, and of chosen ones."""
+    latest, chosen = found.values()
+    few = max(k for k in chosen if 2 * k in latest and chosen[k] < latest[2 * k])
+    title = f"{few} chosen blocks of {blocks} are worth more than the latest {2 * few}"
+    figure, axes = style.new_axes(
+        title, "blocks that a query reads beside its own", "KL to full attention (bits)"
+    )
     told = []
     for place, (name, by_count) in enumerate(found.items()):
         axes.plot(list(by_count), list(by_count.values()), "so"[place % 2] + "-",

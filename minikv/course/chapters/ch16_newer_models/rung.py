@@ -2,13 +2,13 @@
 
 from time import perf_counter
 
-from minikv.course.measure.running_table import Run
+from minikv.course.workloads.running_table import Run
 from minikv.engine import Engine, EngineConfig
 from minikv.groups import layout_of
 from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams
 
-IDEA = "layers with memory rules of their own: windows, latents; what to keep for those who return"
+IDEA = "layers with memory rules of their own: windows, latents, states"
 
 
 def why_not(lm: LanguageModel) -> str:

@@ -43,8 +43,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from tqdm import tqdm
 
 from minikv.checkpoint import BUNDLED, load, read_weights
-from minikv.course.maker import train_draft, train_head
-from minikv.course.measure.corpus import Corpus, read_corpus
+from minikv.course.authoring import train_draft, train_head
+from minikv.course.workloads.corpus import Corpus, read_corpus
 from minikv.engine import Engine
 from minikv.sampling import SamplingParams
 from minikv.speculative import DRAFT_MODELS, HEADS

@@ -1,6 +1,6 @@
 """The load of agents, and what each policy computes again."""
 
-from minikv.course.chapters.ch16_newer_models.retention import (
+from minikv.course.chapters.ch07_radix_prefix_cache.retention import (
     BLOCK,
     agent_load,
     recomputed,

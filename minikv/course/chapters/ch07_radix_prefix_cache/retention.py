@@ -8,8 +8,7 @@ The load has the shape of recorded ones. A median agent takes 43 turns, and a me
 142,000 tokens in and 444 out (vLLM #57103). Of an agent's next requests 86 % come within 1 s and
 95 % within 10 s (vLLM router #285); the others take up to ten minutes here. Between them come
 chats, whose people read and type for a minute, and single requests over a document that nobody asks
-for again; how many is our choice. A prompt is the ids of its blocks of 512 tokens, as in `hit_rate`
-of chapter 07.
+for again; how many is our choice. A prompt is the ids of its blocks, as in `hit_rate`.
 
 Requests are served in the moment in which they come, one after the other. So every policy sees the
 same requests at the same times, and nothing is said about seconds: a token that is computed again
