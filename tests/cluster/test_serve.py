@@ -297,7 +297,7 @@ class Faulty(Fragile):
         return super().start()
 
     def work(self, jobs, cancelled):
-        self.paused.wait(PATIENCE)
+        assert self.paused.wait(PATIENCE)
         fault = self.faults.pop(0) if self.faults and jobs else None
         if isinstance(fault, BaseException):
             raise fault

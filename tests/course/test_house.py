@@ -304,6 +304,28 @@ def looks_at_the_time(source: str) -> bool:
     return False
 
 
+def is_left_alone(source: str) -> bool:
+    """Whether code waits with patience and does not look whether that was over."""
+    return any(
+        isinstance(node, ast.Expr) and ast.unparse(node).endswith(".wait(PATIENCE)")
+        for node in ast.walk(ast.parse(source))
+    )
+
+
+HOST, NUMBER = r"""["'](127\.0\.0\.1|localhost)["']""", r"""["']?[1-9]\d+"""
+FIXED_PORT = re.compile(rf"""port["']?\s*[=:,]\s*{NUMBER}|\({HOST}, {NUMBER}|--port {NUMBER}""")
+
+
+def test_no_test_passes_because_its_patience_is_over_or_has_a_port_of_its_own():
+    for file in (ROOT / "tests").rglob("*.py"):
+        source = file.read_text(encoding="utf-8")
+        assert not is_left_alone(source), f"{file}: `assert` what a wait says"
+        assert not FIXED_PORT.search(source), f"{file}: port 0 is a free one"
+    assert is_left_alone("if x:\n    event.wait(PATIENCE)")
+    assert not is_left_alone("assert event.wait(PATIENCE)")
+    assert FIXED_PORT.search("bind((" + "'127.0.0.1', 80))") and FIXED_PORT.search("port=" + "8080")
+
+
 def test_no_test_sleeps_or_looks_at_a_clock_but_for_a_few():
     tests = ROOT / "tests"
     found = {

@@ -191,7 +191,7 @@ def test_the_viewer_says_where_blocks_are(lm, tmp_path):
     first = history.snap("A", {"A": texts["A"]})
     assert first.count("device") == 5 and first.count("host") == first.count("disk") == 0
     engine.generate([texts["B"]], ONE_TOKEN)
-    engine.tiers.disk.wait()
+    assert engine.tiers.disk.wait()
     second = history.snap("B", texts)
     assert len(second.blocks) == 9 and second.count("device") == 6
     assert [second.count(tier) for tier in ("host", "disk")] == [2, 1]
