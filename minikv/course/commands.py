@@ -29,7 +29,7 @@ GROUPS = {
     },
     "For a class": {
         "grade": ("grading.grade", "check the exercises of a whole class"),
-        "release-assignment": ("grading.release", "a chapter as an assignment of nbgrader"),
+        "release-assignment": ("grading.release", "a week or a chapter, for nbgrader"),
     },
     "The engine": {
         "generate": ("generate", "continue a prompt, printing it as it comes"),

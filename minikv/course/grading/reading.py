@@ -70,7 +70,8 @@ def _beyond(text: str, chapter: Chapter) -> tuple[str, ...]:
         return ()  # its report says so
     lines = lines_of(text)
     found = sorted({node.lineno for node in reader.nodes if reader.is_beyond(node)})
-    return tuple(f"line {n}: {printable(lines[n - 1].strip()[:SHOWN])}" for n in found)
+    texts = ((n, printable(lines[n - 1].strip())) for n in found)
+    return tuple(f"line {n}: {t[:SHOWN]}{'…' * (len(t) > SHOWN)}" for n, t in texts)
 
 
 def printable(text: str) -> str:

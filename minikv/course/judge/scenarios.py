@@ -208,7 +208,8 @@ class Scenario:
         with reader_files.nobodys():
             events = self.on(reference_module(self.exercise), group, place, case)
         if events and events[-1].error is not None and not events[-1].is_call:
-            code, error = self.play.__code__, events[-1].error
+            code = getattr(self.play, "func", self.play).__code__  # of a partial, too
+            error = events[-1].error
             raise ValueError(
                 f"{code.co_filename}, line {code.co_firstlineno}, {self.exercise}, {group.name}, "
                 f"program {place}: {error.name}: {error.message}"
