@@ -178,7 +178,7 @@ def test_the_command_from_end_to_end(small, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gpu_kernels, "CASES", cases)
     monkeypatch.setattr(gpu, "SHAPE", SHAPE)
     monkeypatch.setattr(gpu, "GOALS", {1: 55})
-    monkeypatch.setattr(gpu, "Steps", lambda: STEPS)
+    monkeypatch.setattr(gpu, "DecodeSteps", lambda: STEPS)
     file = tmp_path / "figures.json"
     assert main(["bench", "gpu", "--repeats", "2", "--json", str(file)]) == 0
     printed, rows = capsys.readouterr().out, json.loads(file.read_text())["tables"]["gpu"]["rows"]
