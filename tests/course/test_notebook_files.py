@@ -137,7 +137,10 @@ def test_cells_are_short(notebook):
 
 
 def test_was_run_from_top_to_bottom(notebook):
-    counts = [cell.execution_count for cell in code_cells(notebook) if cell.id != "colab"]
+    cells = [cell for cell in code_cells(notebook) if cell.id != "colab"]
+    new = [cell.id for cell in cells if cell.execution_count is None]
+    assert not new, f"not run yet: {', '.join(new)}; make notebooks CHAPTER=NN stores what they say"
+    counts = [cell.execution_count for cell in cells]
     first = counts[0]  # 2 if the cell for Colab, which does nothing here, was run before
     assert first in (1, 2) and counts == list(range(first, first + len(counts)))
 
@@ -535,6 +538,7 @@ def test_the_running_table_measures_every_rung(lm):
         assert all(name in text for name in rungs) and "torch" in text
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     find_spec("triton") is None or torch.cuda.is_available(), reason="interprets kernels"
 )
