@@ -13,7 +13,7 @@ Read the files in this order: each uses only those before it. docs/ENGINE.md say
 """
 
 import minikv.program  # noqa: F401  before all others
-from minikv.assembly import assemble
+from minikv.assembly import assemble as assemble  # which completes `Engine`
 from minikv.attention import causal_mask, naive_attention
 from minikv.backend import AttentionBackend, TorchAttention
 from minikv.blocks import BlockPool, BlockTable
@@ -39,5 +39,3 @@ __all__ = [
     "Sequence", "Stats", "TorchAttention", "blockwise_attention", "causal_mask",
     "first_come_first_served", "load", "naive_attention",
 ]  # fmt: skip
-
-Engine.assemble = staticmethod(assemble)  # the engine itself names none of its wings

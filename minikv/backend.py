@@ -29,6 +29,8 @@ class AttentionBackend(Protocol):
 
     store: KVStore
     recordable: bool = False  # `attend` asks nothing of the host: for the graphs of minikv.gpu
+    # Whether all rows of a batch are computed in one way; None: it cannot be asked for.
+    one_kernel: bool | None = None
 
     def bind(self, batch: Batch) -> Attend:
         """The `attend` of this batch: it writes the new tokens' K and V to their slots, then
@@ -39,6 +41,11 @@ class AttentionBackend(Protocol):
         that they are computed from, (S, hidden_size), if the backend can compute this whole batch
         in a faster way than layer by layer; otherwise None."""
         return None
+
+    def on_one_thread(self, call: Callable) -> Callable:
+        """`call`, of what computes beside the backend (a sampler, a drafter), without threads that
+        the backend's own would wait for."""
+        return call
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks (from, to) within the store, in all layers: what copy-on-write asks for.
@@ -102,7 +109,7 @@ class TorchAttention(AttentionBackend):
         sizes = np.ceil(np.log2(lens))
         return [np.flatnonzero(sizes == size) for size in np.unique(sizes)] + chunks
 
-    def _group(self, batch: Batch, rows: Rows) -> "Group":
+    def _group(self, batch: Batch, rows: Rows) -> "PaddedGroup":
         device = batch.positions.device
         first = batch.query_start_host[:-1][rows]
         num_queries = int(batch.query_start_host[1:][rows][0] - first[0])
@@ -128,11 +135,11 @@ class TorchAttention(AttentionBackend):
             mask.masked_fill_(~visible, -torch.inf)
             # One line for each query head of the group.
             masks[window] = mask.repeat_interleave(self.config.group_size, dim=1)[:, None]
-        return Group(tokens, num_rows, num_queries, block_ids, masks)
+        return PaddedGroup(tokens, num_rows, num_queries, block_ids, masks)
 
 
 @dataclass(slots=True)
-class Group:
+class PaddedGroup:
     """Sequences with the same number of queries, padded to the longest context among them."""
 
     tokens: slice | torch.Tensor  # their places in the flat batch

@@ -22,7 +22,7 @@ from minikv.beam import beam_search, blocks_needed, make_room
 from minikv.blocks import BlockPool, BlockTable
 from minikv.config import EngineConfig
 from minikv.errors import OutOfBlocks, blame, require_int, require_number
-from minikv.events import Listener, LowerTiers, hold_back, listen
+from minikv.events import Listener, LowerTiers, blamed, listen
 from minikv.invariants import check, why_stuck
 from minikv.language_model import LanguageModel
 from minikv.model import Weights
@@ -39,6 +39,7 @@ class Loop:
     """The plain order of work: a step begins when the one before has ended."""
 
     ahead = 0  # tokens that a step may write behind the next one
+    listeners: Seq[Listener] = ()  # of its own, to the engine's pool and prefix cache
 
     def step(self, engine: "Engine") -> bool:
         """Schedule, run, append. Returns False if nothing can run.
@@ -87,22 +88,16 @@ class Engine:
     unfinished requests compute their K and V again. Nothing half done is ever read.
     """
 
-    assemble: ClassVar[Callable[..., Parts]]  # given by `minikv`, so that no wing is named here
+    assemble: ClassVar[Callable[..., Parts]]  # given by `minikv.assembly`
 
     def __init__(
-        self,
-        lm: LanguageModel,
-        config: EngineConfig | None = None,
-        *,
-        block_pool: type[BlockPool] = BlockPool,
-        block_table: type[BlockTable] = BlockTable,
+        self, lm: LanguageModel, config: EngineConfig | None = None, *,
+        block_pool: type[BlockPool] = BlockPool, block_table: type[BlockTable] = BlockTable,
         prefix_cache: Callable[..., RadixCache] = RadixCache,
-        scheduler: type[Scheduler] = Scheduler,
-        policy: Policy = first_come_first_served,
-        sampler: ChooseTokens | None = None,
-        attention: MakeBackend | None = None,
+        scheduler: type[Scheduler] = Scheduler, policy: Policy = first_come_first_served,
+        sampler: ChooseTokens | None = None, attention: MakeBackend | None = None,
         listeners: Iterable[Listener] = (),
-    ):
+    ):  # fmt: skip
         """`listeners` are told what happens to blocks: see `minikv.events`. Raises ValueError,
         naming the argument, for anything that cannot be used."""
         if not isinstance(lm, LanguageModel):
@@ -116,7 +111,8 @@ class Engine:
         self.store, self.attention = self.runner.store, self.runner.attention
         self.tiers, self._listeners = parts.tiers, [*listeners, *parts.listeners]
         self._sessions = parts.sessions
-        self._make_pool, self.block_table, self._make_cache = parts.classes
+        self._make_pool, self.block_table, make = parts.classes
+        self._make_cache = make if prefix_cache is RadixCache else partial(blamed, make)
         self._make_scheduler = partial(scheduler, block_table=self.block_table,
                                        policy=partial(blame, "policy", policy))  # fmt: skip
         self._make_parts()
@@ -131,11 +127,10 @@ class Engine:
         config = self.config
         self.pool = self._make_pool(config.num_blocks)
         self.cache = self._make_cache(self.pool, config.block_size) if config.prefix_cache else None
-        for listener in self._listeners:
-            listen(listener, self.pool, self.cache)
+        listen(self._listeners, self.pool, self.cache)
         self.scheduler = self._make_scheduler(config, self.pool, self.cache)
         if self.tiers is not None:
-            hold_back(self.tiers, self.scheduler)
+            self.tiers.hold_back(self.scheduler)
 
     # ── Requests ──────────────────────────────────────────────────────────────
 
@@ -179,7 +174,7 @@ class Engine:
     def generate(
         self,
         prompts: Seq[Prompt] | Prompt,
-        params: SamplingParams | Seq[SamplingParams] | None = None,
+        params: Seq[SamplingParams] | SamplingParams | None = None,
     ) -> list[RequestOutput]:
         """Continue every prompt; returns one output per prompt, in their order.
 

@@ -20,11 +20,11 @@ class OutOfBlocks(Exception):
         self.needed, self.free = needed, free
 
 
-def blame(role: str, call: Callable, *arguments: Any) -> Any:
-    """`call(*arguments)` of a part that somebody may have handed in: a note at the end of an error
-    says in which one it was raised."""
+def blame(role: str, call: Callable, *arguments: Any, **named: Any) -> Any:
+    """`call(…)` of a part that somebody may have handed in: a note at the end of an error says in
+    which one it was raised."""
     try:
-        return call(*arguments)
+        return call(*arguments, **named)
     except Exception as error:
         error.add_note(f"in the {role} that the engine was given")
         raise

@@ -3,9 +3,10 @@
     pool.release ──> freeing(block_id)          prefix cache.insert ──> stored(tokens, blocks, salt)
     a new pool and a new cache ──> begin        prefix cache.clear  ──> clearing
 
-The classes know nothing of it, so a class that is handed in tells as much as the engine's own: the
-methods of this one pool and this one cache are wrapped. In the same way tiers get to plan with the
-scheduler. Nothing is wrapped if nobody listens.
+The classes know nothing of it, so a class that is handed in tells as much as the engine's own: a
+method of this one pool and this one cache is called through a function that has the list of the
+listeners. In the same way tiers get to plan with the scheduler, and an error of a prefix cache that
+was handed in says whose it is. Nothing is wrapped if nobody listens.
 """
 
 from collections.abc import Callable, Hashable
@@ -16,8 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 from minikv.blocks import BlockPool
 from minikv.errors import blame
 from minikv.radix import InsertResult, RadixCache
-from minikv.scheduler import Plan, Scheduler
-from minikv.sequence import Sequence
+from minikv.scheduler import Scheduler
 
 
 @runtime_checkable
@@ -48,14 +48,8 @@ class LowerTiers(Listener, Protocol):
     sequences back until their blocks have arrived. `minikv.tiers.tiers_of(engine)` has all that
     others can ask."""
 
-    host: BlockPool  # the blocks of host memory, which swapped-out sequences use, too
-
-    def plan(self, scheduler: Scheduler, schedule: Callable[[], Plan]) -> Plan:
-        """`schedule()`, without the sequences that must wait. If nothing else can run it may wait
-        for them."""
-
-    def plan_ahead(self, schedule: Callable[..., Plan], leaving: list[Sequence]) -> Plan:
-        """`schedule(leaving)`, which calls `plan`, while a step is under way: this never waits."""
+    def hold_back(self, scheduler: Scheduler) -> None:
+        """From now on plan with a new scheduler of any class, and lend it the host's blocks."""
 
     def stats(self) -> dict[str, Any]:
         """Blocks, hits, bytes and seconds, by tier."""
@@ -64,42 +58,49 @@ class LowerTiers(Listener, Protocol):
         """Raise AssertionError, naming what is broken, unless every invariant holds."""
 
 
-def listen(listener: Listener, pool: BlockPool, cache: RadixCache | None) -> None:
-    """Let a new pool and a new prefix cache of any class tell a listener what happens."""
-    blame("listener", listener.begin, pool, cache)
-    _wrap(pool, "release", partial(_release, listener, pool))
-    if cache is not None:
-        _wrap(cache, "insert", partial(_insert, listener))
-        _wrap(cache, "clear", partial(_clear, listener))
+def listen(listeners: Seq[Listener], pool: BlockPool, cache: RadixCache | None) -> None:
+    """Let a new pool and a new prefix cache of any class tell listeners what happens."""
+    _tell(listeners, "begin", pool, cache)
+    if listeners:
+        wrap(pool, "release", partial(_release, listeners, pool))
+    if listeners and cache is not None:
+        wrap(cache, "insert", partial(_insert, listeners))
+        wrap(cache, "clear", partial(_clear, listeners))
 
 
-def hold_back(tiers: LowerTiers, scheduler: Scheduler) -> None:
-    """Let tiers plan with a new scheduler of any class."""
-    scheduler.host_pool = tiers.host
-    _wrap(scheduler, "schedule", partial(tiers.plan, scheduler))
-    _wrap(scheduler, "schedule_without", tiers.plan_ahead)
+def blamed(make: Callable[..., RadixCache], pool: BlockPool, block_size: int) -> RadixCache:
+    """A prefix cache of a class that was handed in. An error that is raised in it says so."""
+    cache = blame("prefix cache", make, pool, block_size)
+    for method in ("match", "insert", "lock", "unlock", "evict", "clear"):
+        wrap(cache, method, partial(blame, "prefix cache"))
+    return cache
 
 
-def _wrap(part: Any, method: str, around: Callable) -> None:
+def wrap(part: Any, method: str, around: Callable) -> None:
     """From now on `part.method(…)` is `around(the plain method, …)`."""
     setattr(part, method, partial(around, getattr(part, method)))
 
 
-def _release(listener: Listener, pool: BlockPool, release: Callable, block_id: int) -> None:
+def _tell(listeners: Seq[Listener], what: str, *arguments: Any) -> None:
+    for listener in listeners:
+        blame("listener", getattr(listener, what), *arguments)
+
+
+def _release(listeners: Seq[Listener], pool: BlockPool, release: Callable, block_id: int) -> None:
     if pool.ref_count(block_id) == 1:
-        blame("listener", listener.freeing, block_id)
+        _tell(listeners, "freeing", block_id)
     release(block_id)
 
 
 def _insert(
-    listener: Listener, insert: Callable, token_ids: Seq[int], block_ids: Seq[int],
+    listeners: Seq[Listener], insert: Callable, token_ids: Seq[int], block_ids: Seq[int],
     salt: Hashable = None,
 ) -> InsertResult:  # fmt: skip
     result = insert(token_ids, block_ids, salt)
-    blame("listener", listener.stored, token_ids, result.block_ids, salt)
+    _tell(listeners, "stored", token_ids, result.block_ids, salt)
     return result
 
 
-def _clear(listener: Listener, clear: Callable) -> None:
-    blame("listener", listener.clearing)
+def _clear(listeners: Seq[Listener], clear: Callable) -> None:
+    _tell(listeners, "clearing")
     clear()

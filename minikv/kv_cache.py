@@ -39,12 +39,9 @@ class PreallocatedCache:
     """Writes in place into storage for `capacity` tokens, all reserved at the start."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        capacity: int,
-        dtype: torch.dtype = torch.float32,
+        self, config: ModelConfig, capacity: int, dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-    ):
+    ):  # fmt: skip
         shape = (config.num_layers, 2, capacity, config.num_kv_heads, config.head_dim)
         self.kv = torch.empty(shape, dtype=dtype, device=device)  # [:, 0] holds k, [:, 1] v
         self.windows = config.windows

@@ -32,7 +32,12 @@ class LanguageModel:
 
     def encode(self, text: str) -> list[int]:
         """Text to token ids, with the start token if the checkpoint's tokenizer adds one."""
-        return self._tokenizer_or_raise().encode(require_text("text", text)).ids
+        try:
+            return self._tokenizer_or_raise().encode(require_text("text", text)).ids
+        except BaseException as error:
+            if isinstance(error, Exception | KeyboardInterrupt | SystemExit):
+                raise
+            raise ValueError(f"text: the tokenizer of {self.name} has given up: {error}") from None
 
     def decode(self, token_ids: Sequence[int], is_open: bool = False) -> str:
         """Token ids to text; special tokens are left out. `is_open`: others will follow, so what

@@ -19,22 +19,23 @@ def find_stop(text: str, stop: tuple[str | int, ...]) -> int | None:
 
 
 def hits_stop_string(sequence: Sequence, decode: Decode) -> bool:
-    """Whether the newest token completed a stop string.
+    """Whether the tokens since the last call completed a stop string.
 
-    The end of the text is searched first, then all of it, because the end alone may decode
-    differently. It begins early enough to have no half character in what is searched.
+    Decoded are they alone, behind the last ones whose text is whole: some tokenizers leave out a
+    blank before the first token. Searched is their text, behind as much of the text before as a
+    stop string is long. So a step takes as long in a long answer as in a short one.
     """
-    # In bytes; every token but a special one has at least 1.
-    longest, output = sequence.request.longest_stop, sequence.output_ids
-    width, stop = longest + 4, sequence.request.params.stop
-    while len(_whole(tail := decode(output[-width:]))) < longest and width < len(output):
-        width *= 2  # special tokens have no text
-    return find_stop(tail, stop) is not None and find_stop(decode(output), stop) is not None
-
-
-def _whole(text: str) -> str:
-    """Of a text the last characters that are whole, without a half one that may become whole."""
-    return text.rstrip(REPLACEMENT).rpartition(REPLACEMENT)[2]
+    request, (num_read, kept, before) = sequence.request, sequence.read
+    tokens = sequence.token_ids[len(request.prompt_ids) + num_read :]
+    known = len(decode(kept)) if kept else 0
+    text = before + decode(kept + tokens, True)[known:]
+    is_open = text.endswith(REPLACEMENT)
+    if len(text) > len(before) and not is_open:
+        sequence.read = num_read + len(tokens), tokens, text[-request.longest_stop :]
+    elif not is_open and not decode(tokens + tokens):  # special tokens have no text
+        sequence.read = num_read + len(tokens), kept, before
+    text = before + decode(kept + tokens)[known:] if is_open else text
+    return find_stop(text, request.params.stop) is not None
 
 
 def visible_text(text: str, stop: tuple[str | int, ...], finished: bool) -> str:

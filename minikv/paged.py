@@ -4,6 +4,8 @@ Chapter 04. `KVStore` is the memory that block ids point into. `blockwise_attent
 is the algorithm on one sequence, a block at a time, as a kernel does it.
 """
 
+from typing import Any
+
 import torch
 
 from minikv.blocks import BlockPool
@@ -17,6 +19,8 @@ class KVStore:
     block is contiguous in memory. Allocated once.
     """
 
+    open: Any = None  # a listener: blocks whose keys wait until they are full, if it has such
+
     def __init__(
         self, config: ModelConfig, num_blocks: int, block_size: int,
         device: torch.device | str, dtype: torch.dtype,
@@ -27,6 +31,7 @@ class KVStore:
         self.bytes_per_token: float = config.kv_bytes_per_token(dtype)
         self.blocks = torch.zeros(shape, device=device, dtype=dtype)
         self.slots = self.blocks.view(shape[0], num_blocks * block_size, *token)
+        self.parts = {"kv": self.blocks}  # all that it keeps of a block, by name
 
     def num_free(self, pool: BlockPool) -> int:
         """How many more blocks it has memory for, in all layers."""

@@ -37,9 +37,9 @@ class Runner:
         self, lm: LanguageModel, config: EngineConfig, sampler: ChooseTokens, store: KVStore,
         host_store: KVStore, attention: AttentionBackend,
     ):  # fmt: skip
-        """`attention` is the backend over `store`. Raises ValueError if it is none."""
+        """`attention` is the backend over `store`. Raises ValueError if it is none, or cannot be
+        what `config.batch_invariant` asks for."""
         self.transformer = lm.transformer
-        self.sampler = sampler
         self.max_batch_tokens = config.max_batch_tokens
         self.store, self.host_store, self.attention = store, host_store, attention
         if not isinstance(self.attention, AttentionBackend):
@@ -47,6 +47,12 @@ class Runner:
                 f"attention: must make an AttentionBackend, with bind and copy_blocks, made "
                 f"{self.attention!r}; inherit from minikv.AttentionBackend"
             )
+        self.sampler = attention.on_one_thread(sampler)
+        if config.batch_invariant:
+            if attention.one_kernel is None:
+                name = type(attention).__name__
+                raise ValueError(f"batch_invariant: only attention 'cpu' on float32, not {name}")
+            attention.one_kernel = True
         longest = min(lm.config.max_context, config.num_blocks * config.block_size)  # tokens
         max_blocks = blocks_for(longest, config.block_size)
         self.builder = BatchBuilder(config.max_num_seqs, max_blocks, config.block_size)

@@ -55,14 +55,9 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        config: EngineConfig,
-        pool: BlockPool,
-        cache: RadixCache | None,
-        *,
-        block_table: type[BlockTable] = BlockTable,
-        policy: Policy = first_come_first_served,
-    ):
+        self, config: EngineConfig, pool: BlockPool, cache: RadixCache | None, *,
+        block_table: type[BlockTable] = BlockTable, policy: Policy = first_come_first_served,
+    ):  # fmt: skip
         self.config, self.pool, self.cache = config, pool, cache
         self.block_table, self.policy = block_table, policy
         self.host_pool = BlockPool(config.host_blocks) if config.host_blocks else None

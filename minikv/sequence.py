@@ -21,11 +21,6 @@ from minikv.sampling import SamplingParams
 class Request:
     """What the caller asked for. Ids go up in order of arrival."""
 
-    __slots__ = (
-        "longest_stop", "max_length", "params", "prompt_ids", "request_id", "seed", "sequences",
-        "stop_ids",
-    )  # fmt: skip
-
     def __init__(
         self, request_id: int, prompt_ids: list[int], params: SamplingParams,
         eos_ids: tuple[int, ...] = (),
@@ -57,7 +52,7 @@ class Sequence:
 
     __slots__ = (
         "device_row", "finish_reason", "host_block_ids", "index", "must_fork", "next_slot", "node",
-        "num_cached", "num_computed", "num_inserted", "num_preemptions", "request", "table",
+        "num_cached", "num_computed", "num_inserted", "num_preemptions", "read", "request", "table",
         "table_version", "token_ids",
     )  # fmt: skip
 
@@ -78,6 +73,9 @@ class Sequence:
         self.host_block_ids: list[int] | None = None  # set: swapped out to these
         self.node: Node | None = None  # locked in the prefix cache
         self.finish_reason: str | None = None  # "stop", "length" or "abort"
+        # Of the search for stop strings (`minikv.outputs`): how many new tokens were read, the last
+        # ones that have a text, and the end of the text.
+        self.read: tuple[int, list[int], str] = (0, [], "")
         # Set while the engine plans ahead: where on the device its newest token's id is, one
         # that `token_ids` does not have yet (`minikv.gpu.ahead`).
         self.device_row: int | None = None

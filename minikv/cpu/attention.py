@@ -1,5 +1,6 @@
 """The backend made of compiled kernels: `EngineConfig(attention="cpu")`."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +23,16 @@ class CompiledSteps(AttentionBackend):
     computed as chunks (`one_kernel`), the bits of a result depend on the tokens before it alone.
     """
 
-    one_kernel = False
+    one_kernel: bool | None = False
 
     def compile_over(self, kv: Any, attend: Any) -> None:
         """For `Program`: the store's numbers, and the kernel that attends to them."""
         self.kv, self.attend = kv, attend
-        self.on_one_thread = on_one_thread  # for the sampler
         self.program: Program | None = None
         self.crowd = Crowd(torch.get_num_threads())  # of threads, for good
+
+    def on_one_thread(self, call: Callable) -> Callable:
+        return on_one_thread(call)
 
     def compute(self, transformer: Transformer, batch: Batch) -> Computed | None:
         """Logits and hidden states, valid until the next call; None if the transformer is not the

@@ -1,5 +1,6 @@
 """Attention over codes, compiled for the CPU: `EngineConfig(attention="cpu", kv_dtype="int8")`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,14 @@ class CompiledAttention(AttentionBackend):
             for i in range(config.num_layers)
         ]
         self.of_all_layers = kind(**arrays)
-        self.on_one_thread = on_one_thread  # for the sampler
         self.program: Program | None = None
         self.crowd = Crowd(torch.get_num_threads())  # of threads, for good
         self.keys: torch.Tensor | None = None  # of open blocks, as the program knows them
         self.rows = np.full(len(self.store.parts["k_codes"][0]), -1)  # see `OpenParts`
         self.no_keys = np.empty((0, config.num_kv_heads, store.block_size, config.head_dim), "f4")
+
+    def on_one_thread(self, call: Callable) -> Callable:
+        return on_one_thread(call)
 
     def compute(self, transformer: Transformer, batch: Batch) -> Computed | None:
         """Logits and hidden states, valid until the next call; None if no program can compute

@@ -63,4 +63,4 @@ def speculate(
             "model": lambda: ModelDrafter(draft_model_of(lm, config), config, attention),
         }  # fmt: skip
         drafter = make[drafter]()
-    return SpeculativeLoop(drafter, getattr(runner.attention, "on_one_thread", lambda ask: ask))
+    return SpeculativeLoop(drafter, runner.attention.on_one_thread)

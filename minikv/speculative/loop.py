@@ -119,6 +119,8 @@ class SpeculativeLoop(Loop):
             written = [
                 keep_equal(ids, [token_ids[row], *after[row]]) for row, ids in enumerate(drafts)
             ]
+            if keep := getattr(engine.attention, "keep", None):  # in states, which cannot be cut
+                keep(list(map(len, written)))
         else:
             token_ids, written = engine.runner.run(plan), []
         ready = engine.scheduler.commit(plan)
@@ -174,7 +176,7 @@ class SpeculativeLoop(Loop):
         each = min(MOST, max(1, TOGETHER // len(decodes)))
         for sequence in decodes:
             most = min(each, sequence.request.max_length - len(sequence.token_ids) - 1)
-            if getattr(engine.store, "open", None) is not None:
+            if engine.store.open is not None:
                 # A block that is full is closed for good, so a draft must not fill one.
                 size = engine.config.block_size
                 most = min(most, size - 2 - sequence.num_computed % size)

@@ -17,15 +17,14 @@ def parts_of(store: KVStore) -> dict[str, torch.Tensor]:
             "kv_groups: the layers with a window have given back earlier K and V, so blocks cannot "
             "be taken out or put in; make this engine with EngineConfig(kv_groups='one')"
         )
-    return getattr(store, "parts", None) or {"kv": store.blocks}
+    return store.parts
 
 
 def drop_open(store: KVStore, block_id: int) -> None:
     """Call before a block is filled from outside: drops keys that an earlier holder left
     waiting."""
-    open_keys = getattr(store, "open", None)
-    if open_keys is not None:
-        open_keys.drop(block_id)
+    if store.open is not None:
+        store.open.drop(block_id)
 
 
 def read_block(store: KVStore, block_id: int) -> bytes:

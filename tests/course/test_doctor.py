@@ -17,6 +17,7 @@ needs_triton = pytest.mark.skipif(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "check"), [entry[:2] for entry in doctor.CHECKS])
 def test_passes_here(name, check):
     result = check()
@@ -34,9 +35,9 @@ def test_every_check_has_a_remedy_and_runs_after_a_crash(monkeypatch, capsys):
         "CHECKS",
         (
             ("first", crash, "call someone"),
-            ("second", lambda: doctor.Result("skip", "not today"), ""),
-            ("third", lambda: doctor.Result("FAIL", "no", "try yes"), ""),
-            ("fourth", lambda: doctor.Result("ok", "fine"), ""),
+            ("second", lambda: doctor.Finding("skip", "not today"), ""),
+            ("third", lambda: doctor.Finding("FAIL", "no", "try yes"), ""),
+            ("fourth", lambda: doctor.Finding("ok", "fine"), ""),
         ),
     )
     assert doctor.run(argparse.Namespace()) == 1
@@ -54,7 +55,7 @@ def test_every_check_has_a_remedy_and_runs_after_a_crash(monkeypatch, capsys):
 
 def test_exit_code_when_nothing_fails(monkeypatch, capsys):
     monkeypatch.setattr(
-        doctor, "CHECKS", (("gpu", lambda: doctor.Result("skip", "none"), "buy one"),)
+        doctor, "CHECKS", (("gpu", lambda: doctor.Finding("skip", "none"), "buy one"),)
     )
     assert doctor.run(argparse.Namespace()) == 0
     assert capsys.readouterr().out == "skip  gpu       none\n\nReady.\n"

@@ -20,10 +20,11 @@ from four_ways import EXERCISES, different, right
 from waiting import PATIENCE, until
 
 from minikv.course.commands import main
-from minikv.course.exercises.manifest import chapter_of, find
-from minikv.course.exercises.mistakes import mistakes_of
-from minikv.course.exercises.skeletons import skeleton
+from minikv.course.exercise_data.manifest import chapter_of, find
+from minikv.course.exercise_data.mistakes import mistakes_of
+from minikv.course.exercise_data.skeletons import skeleton
 from minikv.course.grading import grade as grading
+from minikv.course.grading.hand_ins import find_student
 from minikv.course.grading.similarity import fingerprints, pairs_alike
 from minikv.course.judge import process
 from minikv.course.judge.result import Line, Result
@@ -67,7 +68,7 @@ def test_a_class_is_graded(a_class, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "4")
     table, xml = tmp_path / "marks.csv", tmp_path / "marks.xml"
     page, kept = tmp_path / "class.html", tmp_path / "kept.sqlite"
-    command = ("--chapters", "04", "--jobs", "2", "--csv", table, "--junit", xml)
+    command = ("--jobs", "2", "--csv", table, "--junit", xml)
     command += ("--page", page, "--resume", kept)
     command += ("--moodle", tmp_path / "moodle.csv", "--canvas", tmp_path / "canvas.csv")
     done = grade(*a_class, *command)
@@ -120,7 +121,7 @@ def look_at(page):
 
 def test_a_folder_without_exercises_is_refused(tmp_path, capsys):
     assert main(["grade", str(tmp_path)]) == 2
-    assert "has no chNN_" in capsys.readouterr().err
+    assert "is no folder with a hand-in" in capsys.readouterr().err
 
 
 HOSTILE_FILES = {  # name of the student: what stands in the place of the file, and what is told
@@ -133,6 +134,7 @@ HOSTILE_FILES = {  # name of the student: what stands in the place of the file, 
         ),
         "nested|recursion",
     ),
+    "empty": (lambda file: file.touch(), f"{FILE} is empty$"),
     "latin": (lambda file: file.write_bytes("# fün".encode("latin-1")), "not UTF-8"),
     "pipe": (os.mkfifo, "no file"),
     "socket": (lambda file: socket.socket(socket.AF_UNIX).bind(str(file)), "no file"),
@@ -164,23 +166,23 @@ def test_half_of_a_class_is_hostile(tmp_path):
             folders.append(folder)
         (tmp_path / f"student {number}" / FILE).write_text(right(ONE))
         make(tmp_path / name / FILE)
-    assert len(folders) == 30
+    assert len(folders) == 32
     table, xml, page = (tmp_path / name for name in ("marks.csv", "marks.xml", "class.html"))
     tables = ("--csv", table, "--junit", xml, "--page", page)
     done = grade(
-        *map(os.fspath, folders), "--chapters", "04", "--jobs", "1", *tables,
+        *map(os.fspath, folders), "--jobs", "1", *tables,
         preexec_fn=without_the_rights_of_root,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = [row for row in csv.DictReader(table.open()) if row["exercise"] == ONE.id]
-    assert [row["status"] for row in rows] == ["passed", "failed"] * 15
+    assert [row["status"] for row in rows] == ["passed", "failed"] * 16
     names = [name.replace("\udcff", "\\xff") for name in HOSTILE_FILES]
     assert [row["student"] for row in rows[1::2]] == names
     for row, (_, reason) in zip(rows[1::2], HOSTILE_FILES.values(), strict=True):
         assert re.search(reason, row["message"]), row
-    assert len(ElementTree.parse(xml).getroot().findall("testsuite")) == 30
-    assert "30 students" in page.read_text()
-    assert len(done.stdout.splitlines()) >= 31
+    assert len(ElementTree.parse(xml).getroot().findall("testsuite")) == 32
+    assert "32 students" in page.read_text()
+    assert len(done.stdout.splitlines()) >= 33
 
 
 def test_code_that_writes_to_every_open_file_is_told_so():
@@ -227,7 +229,7 @@ class TooBusy(AtOnce):
 
 @pytest.mark.parametrize("seconds", [None, 10.0])
 def test_what_a_limit_has_ended_is_checked_again_at_the_end(a_class, seconds):
-    students = [grading.find_student(folder) for folder in a_class[:2]]
+    students = [find_student(folder) for folder in a_class[:2]]
     pool = TooBusy(seconds)
     found = list(grading.grades(pool, grading.Store(None), students, [ONE]))
     assert [student.name for student, _ in found] == ["ben", "ada"]
@@ -237,7 +239,7 @@ def test_what_a_limit_has_ended_is_checked_again_at_the_end(a_class, seconds):
 def test_what_is_not_finished_is_no_mark_and_is_not_kept(a_class, tmp_path, monkeypatch, capsys):
     tables = [option for name in ("moodle", "csv", "junit", "page")
               for option in (f"--{name}", str(tmp_path / name))]  # fmt: skip
-    command = ["grade", str(a_class[0]), "--chapters", "04", "--resume", str(tmp_path / "kept")]
+    command = ["grade", str(a_class[0]), "--resume", str(tmp_path / "kept")]
     pool = TooBusy(None, times=len(chapter_of("04").exercises) + 1)  # all once, the first twice
     monkeypatch.setattr(grading, "workers", lambda jobs: contextlib.nullcontext(pool))
     assert main([*command, *tables]) == 1
@@ -256,7 +258,7 @@ def test_what_is_not_finished_is_no_mark_and_is_not_kept(a_class, tmp_path, monk
 
 
 def test_more_time_is_given_to_what_used_all(a_class, monkeypatch):
-    students, store = [grading.find_student(a_class[0])], grading.Store(":memory:")
+    students, store = [find_student(a_class[0])], grading.Store(":memory:")
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "10")
     list(grading.grades(TooBusy(10.0, times=2), store, students, [ONE]))
     assert list(grading.grades(again := TooBusy(10.0), store, students, [ONE])) and not again.calls
@@ -266,7 +268,7 @@ def test_more_time_is_given_to_what_used_all(a_class, monkeypatch):
 
 
 def test_what_was_checked_is_kept_through_an_interrupt(a_class, tmp_path):
-    students = [grading.find_student(folder) for folder in a_class]
+    students = [find_student(folder) for folder in a_class]
     exercises = list(chapter_of("04").exercises)
     file = tmp_path / "kept.sqlite"
     store = grading.Store(file)
@@ -291,7 +293,7 @@ def test_what_was_checked_is_kept_through_an_interrupt(a_class, tmp_path):
 
 
 def test_a_file_that_two_students_handed_in_is_checked_once(a_class):
-    students = [grading.find_student(folder) for folder in a_class]
+    students = [find_student(folder) for folder in a_class]
     (a_class[3] / FILE).write_text(right(ONE))  # Dan's is Ada's now, to the last byte
     pool = AtOnce()
     found = list(grading.grades(pool, grading.Store(None), students, [ONE, find("04.2")]))
@@ -305,7 +307,7 @@ def test_control_c_leaves_tables_of_what_was_checked(a_class, tmp_path, monkeypa
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "4")  # the check that runs then comes to its end
     table = tmp_path / "marks.csv"
     command = [sys.executable, "-m", "minikv", "grade", *map(str, a_class), "--jobs", "1"]
-    command += ["--chapters", "04", "--csv", str(table), "--resume", str(tmp_path / "kept")]
+    command += ["--csv", str(table), "--resume", str(tmp_path / "kept")]
     running = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         # A shell lets what it starts in the background ignore Control-C, and so all below it.
@@ -372,7 +374,7 @@ CHEATS = (
 
 
 def test_lines_that_reach_for_more_are_named(tmp_path):
-    student = grading.find_student(_student(tmp_path, right(ONE) + "\n" + "\n".join(CHEATS)))
+    student = find_student(_student(tmp_path, right(ONE) + "\n" + "\n".join(CHEATS)))
     named = grading.to_be_read(student, ONE)
     assert [line.partition(": ")[2] for line in named] == list(CHEATS)
 
@@ -380,8 +382,8 @@ def test_lines_that_reach_for_more_are_named(tmp_path):
 @pytest.mark.thorough
 def test_a_long_file_does_not_hold_up_the_tables(tmp_path):
     line = "x = x\n"
-    long = grading.find_student(_student(tmp_path / "long", line * 50_000 + "import gc\n"))
-    too_long = grading.find_student(_student(tmp_path / "too long", line * 200_000))
+    long = find_student(_student(tmp_path / "long", line * 50_000 + "import gc\n"))
+    too_long = find_student(_student(tmp_path / "too long", line * 200_000))
     # If the time grew by the square of its length, these would not end.
     assert grading.to_be_read(long, ONE) == ["line 50001: import gc"]
     assert grading.to_be_read(too_long, ONE) == []
@@ -391,7 +393,7 @@ def test_a_long_file_does_not_hold_up_the_tables(tmp_path):
 def test_honest_solutions_are_not_named(tmp_path, exercise):
     for number, text in enumerate((right(exercise), different(exercise))):
         folder = tmp_path / str(number)
-        student = grading.find_student(_student(folder, text, exercise))
+        student = find_student(_student(folder, text, exercise))
         assert grading.to_be_read(student, exercise) == []
 
 
@@ -413,7 +415,7 @@ def test_a_link_hands_in_nothing(tmp_path):
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "exercises").symlink_to(tmp_path / "alice" / "exercises")
     for name in ("file", "folder", "inner"):
-        student = grading.find_student(tmp_path / name)
+        student = find_student(tmp_path / name)
         report = grading.grade(student, ONE)
         assert report.status == "failed" and "link" in report.place, name
         assert grading.to_be_read(student, ONE) == []
@@ -421,7 +423,7 @@ def test_a_link_hands_in_nothing(tmp_path):
 
 def test_tables_hold_any_name_and_message(tmp_path):
     name = "=HYPERLINK('x')\x1b[1A\x07\u2028"
-    student = grading.find_student(_student(tmp_path / name, right(ONE) + "\nopen('\x1b[2K')\n"))
+    student = find_student(_student(tmp_path / name, right(ONE) + "\nopen('\x1b[2K')\n"))
     line = Line("a line", False, "=1+1\x1b[2K")
     results = [(student, Result(ONE.id, "failed", 1, lines=[line]))]
     [suite] = ElementTree.fromstring(grading.as_junit(results))
@@ -440,6 +442,6 @@ def test_a_folder_with_names_of_pythons_harms_nothing(tmp_path):
     ran = tmp_path / "ran"
     for name in ("random", "token", "numpy", "json", "queue", "tokenize", "tempfile", "torch"):
         (folder / f"{name}.py").write_text(f"open({str(ran)!r}, 'w')\nraise SystemExit({name!r})")
-    done = grade(".", "--chapters", "04", "--jobs", "1", cwd=folder)
+    done = grade(".", "--jobs", "1", cwd=folder)
     assert done.returncode == 0 and done.stdout.count("✓") == 1, done
     assert not ran.exists()

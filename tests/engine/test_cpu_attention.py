@@ -23,9 +23,10 @@ from helpers import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import PATIENCE
 
 import minikv
-from minikv import Engine, EngineConfig, SamplingParams, TorchAttention, assembly, naive_attention
+from minikv import Engine, EngineConfig, SamplingParams, TorchAttention, naive_attention
 
 pytest.importorskip("numba", reason="the engine runs without it, and this is about it")
 from numba import njit
@@ -35,6 +36,7 @@ from minikv.cpu import step as cpu_step
 from minikv.cpu.attention import CpuAttention
 from minikv.cpu.compiler import FASTMATH, kernel
 from minikv.cpu.tiles import in_panels
+from minikv.machine import attention as choice
 
 
 @kernel
@@ -268,7 +270,8 @@ def test_threads_that_help(checkpoint, monkeypatch):
         for worker in workers:
             worker.start()
         for worker in workers:
-            worker.join(120)
+            worker.join(PATIENCE)
+            assert not worker.is_alive()
         for pair, several, tokens in zip(pairs, prompts, found, strict=True):
             assert tokens == [pair.greedy(prompt, 30) for prompt in several]
         assert len(helpers._pool) >= 2
@@ -294,14 +297,14 @@ def test_half_precision_falls_back(llama):
 
 
 def test_without_numba(llama, monkeypatch, caplog):
-    monkeypatch.setattr(assembly, "numba_problem", lambda: "ImportError: no module")
-    assembly.say_once.cache_clear()
+    monkeypatch.setattr(choice, "numba_problem", lambda: "ImportError: no module")
+    choice.say_once.cache_clear()
     with caplog.at_level(logging.WARNING, "minikv"):
         engines = [Engine(llama.lm) for _ in range(2)]
     assert [type(engine.attention) for engine in engines] == [TorchAttention] * 2
     [record] = caplog.records
     assert "no module" in record.getMessage()
-    assembly.say_once.cache_clear()
+    choice.say_once.cache_clear()
     with pytest.raises(ValueError, match=r"attention: 'cpu' needs Numba, .*no module.*'auto'"):
         Engine(llama.lm, EngineConfig(attention="cpu"))
 
@@ -310,7 +313,7 @@ BROKEN = """
 import sys
 sys.modules["numba"] = None
 import minikv
-from minikv.assembly import numba_problem
+from minikv.machine import numba_problem
 assert "numba" in numba_problem(), numba_problem()
 engine = minikv.Engine(minikv.load("tinypy"))
 print(type(engine.attention).__name__, len(engine.generate(["def"])[0].token_ids))
@@ -337,7 +340,7 @@ def test_what_was_compiled_is_of_these_sources(tmp_path, monkeypatch):
     """A step of int8 is compiled from functions in another file than its own."""
 
     def stamp():
-        return compiler.Cache(exp_of.py_func)._cache_file._source_stamp
+        return compiler.MachineCodeCache(exp_of.py_func)._cache_file._source_stamp
 
     (tmp_path / "kernels.py").write_text("x = 1")
     monkeypatch.setattr(compiler, "SOURCES", [tmp_path])

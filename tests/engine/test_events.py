@@ -86,7 +86,7 @@ def test_nothing_is_wrapped_if_nobody_listens(llama):
 
 def test_what_a_pool_raises_is_raised():
     pool, told = QueuePool(2), Diary()
-    listen(told, pool, RadixCache(pool, 4))
+    listen([told], pool, RadixCache(pool, 4))
     with pytest.raises(KeyError):
         pool.release(2)
     with pytest.raises(ValueError, match=r"^block_ids: 1 blocks of tokens"):

@@ -18,6 +18,7 @@ from helpers import (
 from minikv import (
     Engine,
     OutOfBlocks,
+    RadixCache,
     SamplingParams,
     Scheduler,
 )
@@ -264,6 +265,34 @@ def test_an_error_names_the_part_and_the_engine_goes_on(llama):
         failing["sampler"] = name == "attention"
     listener.failing = False
     assert drain(engine)[request_id].token_ids == greedy_tokens(llama.lm, prompt, 6)
+
+
+@pytest.mark.parametrize("method", ["match", "insert", "lock", "unlock", "evict", "clear"])
+def test_an_error_of_a_prefix_cache_names_it_and_the_engine_goes_on(llama, method):
+    fails = Counter()
+
+    def fail(*arguments, **named):
+        fails[method] += 1
+        if fails[method] == 2:  # the first time, all is well
+            raise OSError("deaf")
+        return getattr(RadixCache, method)(*arguments, **named)
+
+    kind = type("Failing", (RadixCache,), {method: fail})
+    engine, caught = Engine(llama.lm, small(num_blocks=12), prefix_cache=kind), []
+    prompts = llama.prompts(17, 18, 19, 20)
+    for prompt in prompts + prompts:
+        request_id = engine.add_request(prompt, SamplingParams(max_tokens=6))
+        while engine.has_unfinished:
+            try:
+                [output] = engine.step()
+                if method == "clear":
+                    engine.cache.clear()
+            except OSError as error:
+                caught.append(error.__notes__)
+        assert output.request_id == request_id
+        assert output.token_ids == greedy_tokens(llama.lm, prompt, 6)
+    assert caught == [["in the prefix cache that the engine was given"]]
+    assert_empty(engine)
 
 
 def test_a_policy_that_forgets_a_request_loses_that_one_alone(llama, caplog):

@@ -108,6 +108,60 @@ def test_a_stop_string_in_a_run_of_bytes_is_found(llama, family):
     assert found == first
 
 
+def found_at(decode, ids, *stop):
+    """After how many tokens a stop string is found."""
+    [sequence] = Request(0, [1], SamplingParams(stop=stop)).sequences
+    for number, token_id in enumerate(ids, 1):
+        sequence.token_ids.append(token_id)
+        if hits_stop_string(sequence, decode):
+            return number
+    return None
+
+
+@pytest.mark.parametrize("family", [*DECODERS, "byte level"])
+@pytest.mark.parametrize("number", thorough_after(1, [100, 1500]))
+def test_a_stop_string_is_found_by_the_token_that_completes_it(llama, family, number):
+    """As if each time all of the text was decoded and searched."""
+    tokenizer, rng, late = tokenizer_like(family), random.Random(family), 0
+    lm = minikv.LanguageModel(family, llama.lm.transformer, tokenizer)
+    for _ in range(number):
+        ids = drawn(rng, tokenizer) + drawn(rng, tokenizer)
+        whole = tokenizer.decode(ids) or "none"
+        at = rng.randrange(len(whole))
+        stop = whole[at : at + rng.choice((1, 1, 2, 3, 5))]
+        texts = (tokenizer.decode(ids[:length]) for length in range(1, len(ids) + 1))
+        first = next((n for n, text in enumerate(texts, 1) if stop in text), None)
+        assert found_at(lm.text_of, ids, stop) == first
+        late += (first or 0) > 3
+    assert late > number / 3
+
+
+@pytest.mark.parametrize("family", ["llama", "byte level"])
+def test_the_search_for_a_stop_string_takes_no_longer_in_a_long_answer(llama, family):
+    """Nor behind tokens without a text, at the beginning or later, nor where a part of a stop
+    string comes again and again."""
+    tokenizer = tokenizer_like(family)
+    lm, most = minikv.LanguageModel(family, llama.lm.transformer, tokenizer), 0
+
+    def decode(ids, is_open=False):
+        nonlocal most
+        most = max(most, len(ids))
+        return lm.text_of(ids, is_open)
+
+    end = tokenizer.token_to_id("</s>" if family == "llama" else "<|endoftext|>")
+    words = tokenizer.encode("a.as.a", add_special_tokens=False).ids * 200
+    ids = (
+        [end] * 300
+        + words
+        + [end] * 300
+        + words
+        + tokenizer.encode("中", add_special_tokens=False).ids
+    )
+    assert found_at(decode, ids, "a.as.aas", "s中") is None
+    assert found_at(decode, ids, "中") == len(ids)
+    assert most <= 8
+
+
 def test_a_long_stop_string_takes_no_more_memory_than_its_length():
     """Of what begins it, no more is looked at than the text has."""
     text, stop = "ab" * 500, ("y" * 500_000, "ab" * 250_000)

@@ -10,7 +10,7 @@ import argparse
 import minikv
 from minikv.course.bench.harness import BenchTable, bar, positive
 from minikv.course.bench.kv_peers import others
-from minikv.course.measure.corpus import read_corpus
+from minikv.course.workloads.corpus import read_corpus
 from minikv.quant import quality
 
 

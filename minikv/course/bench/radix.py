@@ -18,7 +18,7 @@ from time import perf_counter
 import minikv
 from minikv.course.bench import peers
 from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, over, positive
-from minikv.course.measure.timing import no_gc, timed
+from minikv.course.workloads.timing import no_gc, timed
 
 BLOCK = 16  # tokens
 DEPTH = 62  # blocks of a prompt, 992 tokens

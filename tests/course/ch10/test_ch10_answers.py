@@ -11,8 +11,8 @@ from minikv.course.chapters.ch10_quantised_kv.given import (
     keys_and_values,
 )
 from minikv.course.chapters.ch10_quantised_kv.pictures import FACTORS, OutlierFilm, rulers_picture
-from minikv.course.measure.corpus import read_corpus
-from minikv.course.measure.running_table import WORKLOAD
+from minikv.course.workloads.corpus import read_corpus
+from minikv.course.workloads.running_table import WORKLOAD
 from minikv.quant import quality
 from minikv.quant.quality import engine_scheme
 
@@ -29,6 +29,7 @@ def test_k_of_tinypy_is_closer_by_channel_in_every_layer(lm):
         assert errors[1] < errors[0]
 
 
+@pytest.mark.thorough
 def test_v_is_most_of_the_error_of_int4_and_the_fifth_bit_belongs_to_it(lm):
     """What the notebook says of KL, on a few of its windows."""
     windows = [ids for ids in quality.cut(lm, read_corpus().held_out, 192) if len(ids) == 192]

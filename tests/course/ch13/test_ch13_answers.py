@@ -1,5 +1,6 @@
 """Chapter 13: what its checks and its notebook rest on."""
 
+import pytest
 from tiers_case import fetch_everything
 
 import minikv
@@ -13,11 +14,12 @@ from minikv.course.chapters.ch13_distributed_kv.fleet import (
 )
 from minikv.course.chapters.ch13_distributed_kv.given import Clock, calls_to_the_dead
 from minikv.course.chapters.ch13_distributed_kv.store_viewer import STORE, StoreFlow
-from minikv.course.measure.workload import write_code
+from minikv.course.workloads.workload import write_code
 
 ONE_TOKEN = minikv.SamplingParams(max_tokens=1)
 
 
+@pytest.mark.thorough
 def test_what_all_prompts_share_misleads_a_router_by_prefix():
     """What the notebook says of the system prompt, and of the correction."""
     shares = []

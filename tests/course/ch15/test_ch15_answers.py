@@ -34,7 +34,7 @@ from minikv.course.chapters.ch15_serving.given import (
     server,
 )
 from minikv.course.chapters.ch15_serving.pictures import box_picture, load_picture
-from minikv.course.exercises.skeletons import broken
+from minikv.course.exercise_data.skeletons import broken
 from minikv.outputs import visible_text
 from minikv.serving import EngineLoop
 from minikv.serving.admission import Admission
@@ -117,6 +117,7 @@ def test_the_picture_of_two_threads_is_what_an_inbox_does():
             assert one in line if one else "wakes" not in line
 
 
+@pytest.mark.thorough
 def test_own_blocks_are_found_after_a_preemption(lm):
     found = lookups(lm)  # compares itself with the engine's counters
     assert any(one.num_preemptions for one in found)
