@@ -36,7 +36,7 @@ def in_toml(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         path = f"{name}.{key}" if name else str(key)
         yield from ((text, path) for text in (key, one) if ID.fullmatch(str(text)))
         if key == "exercises":
-            yield from ((f"{name[-2:]}.{number}", path) for number in one)
+            yield from ((f"{name[-2:]}.{n}", path) for n in one if isinstance(n, int))
         if isinstance(one, dict | list):
             yield from in_toml(one, path)
 
