@@ -76,8 +76,8 @@ help:
 	@echo "make test-class    nbgrader and clients of the server, in environments of their own"
 	@echo "make test-site     build the pages and the slides, and look at them in a browser"
 	@echo "make test-install  the wheel, Colab's and Binder's steps, each in an empty environment: slow"
-	@echo "make site       build the pages of the course in build/site, from stored outputs"
-	@echo "make slides     build a deck per chapter in build/slides, from stored outputs"
+	@echo "make site       build the pages of the course in build/site; KEYS=1 with exam and answers"
+	@echo "make slides     build a deck per chapter in build/slides; PLAN=plan.toml says what is due"
 	@echo "make notebooks  run every notebook, or that of CHAPTER=05, and store its outputs in place"
 	@echo "make wheel      build what pip installs, in dist"
 	@echo "make gpu        what a CUDA GPU shows: tokens, kernels, decode steps, in eight minutes"
@@ -297,12 +297,13 @@ $(SITE)/installed: docs/site/requirements.txt docs/site/package.json docs/site/p
 
 site: $(SITE)/installed
 	@echo "== The site"
-	@$(SITE)/bin/python docs/site/build.py build/site
+	@KEYS=$(KEYS) $(SITE)/bin/python docs/site/build.py build/site
 	@$(SITE)/bin/python docs/site/check.py build/site
 
 slides: $(SITE)/installed
 	@echo "== The slides"
-	@$(SITE)/bin/python -m sphinx --fail-on-warning --quiet -b revealjs docs/teaching/slides build/slides
+	@PLAN=$(abspath $(PLAN)) $(SITE)/bin/python -m sphinx --fail-on-warning --quiet \
+		-b revealjs docs/teaching/slides build/slides
 	@echo "build/slides/index.html"
 
 notebooks: NOTEBOOKS := notebooks/$(CHAPTER)*.ipynb

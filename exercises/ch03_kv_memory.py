@@ -7,7 +7,7 @@ Then check("03.1") in the notebook, or in a terminal: python -m minikv check 03.
 from collections.abc import Callable
 
 from minikv.course.chapters.ch03_kv_memory.given import Shape, SlotUse
-from minikv.course.measure.workload import Length
+from minikv.course.workloads.workload import Length
 
 
 # ── 03.1 Bytes per token ──────────────────────────────────────────────────────────

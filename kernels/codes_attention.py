@@ -245,7 +245,7 @@ def codes_prefill_kernel(
     tl.store(out + token * (KV_HEADS * GROUP * HEAD_DIM) + place, result, mask=mask)
 
 
-class OpenKeys(NamedTuple):
+class FloatKeys(NamedTuple):
     """What int4 needs beside codes: keys that are read as floats."""
 
     k: torch.Tensor  # (T, num_kv_heads, head_dim), dtype of q: the keys of the tokens that ask
@@ -260,7 +260,7 @@ def codes_decode(
     codes: Codes,
     block_tables: torch.Tensor,
     context_lens: torch.Tensor,
-    own: OpenKeys | None = None,
+    own: FloatKeys | None = None,
     window: int | None = None,
     out: torch.Tensor | None = None,
     scratch: Scratch | None = None,
@@ -301,7 +301,7 @@ def codes_prefill(
     block_tables: torch.Tensor,
     context_lens: torch.Tensor,
     query_start: torch.Tensor,
-    own: OpenKeys | None = None,
+    own: FloatKeys | None = None,
     window: int | None = None,
     out: torch.Tensor | None = None,
     setting: Setting | None = None,
@@ -347,11 +347,11 @@ def _sizes(q: torch.Tensor, codes: Codes, setting: Setting) -> dict:
     )  # fmt: skip
 
 
-def _exact(q: torch.Tensor, own: OpenKeys | None) -> tuple[torch.Tensor, ...]:
+def _exact(q: torch.Tensor, own: FloatKeys | None) -> tuple[torch.Tensor, ...]:
     return (q, q, q) if own is None else own  # q is passed, but not read
 
 
-def _stride(own: OpenKeys | None) -> int:
+def _stride(own: FloatKeys | None) -> int:
     return 0 if own is None else own.k.stride(0)
 
 

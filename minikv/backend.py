@@ -107,7 +107,7 @@ class TorchAttention(AttentionBackend):
         sizes = np.ceil(np.log2(lens))
         return [np.flatnonzero(sizes == size) for size in np.unique(sizes)] + chunks
 
-    def _group(self, batch: Batch, rows: Rows) -> "Group":
+    def _group(self, batch: Batch, rows: Rows) -> "PaddedGroup":
         device = batch.positions.device
         first = batch.query_start_host[:-1][rows]
         num_queries = int(batch.query_start_host[1:][rows][0] - first[0])
@@ -133,11 +133,11 @@ class TorchAttention(AttentionBackend):
             mask.masked_fill_(~visible, -torch.inf)
             # One line for each query head of the group.
             masks[window] = mask.repeat_interleave(self.config.group_size, dim=1)[:, None]
-        return Group(tokens, num_rows, num_queries, block_ids, masks)
+        return PaddedGroup(tokens, num_rows, num_queries, block_ids, masks)
 
 
 @dataclass(slots=True)
-class Group:
+class PaddedGroup:
     """Sequences with the same number of queries, padded to the longest context among them."""
 
     tokens: slice | torch.Tensor  # their places in the flat batch

@@ -29,7 +29,7 @@ class Fragile:
         return self.worker.start()
 
     def work(self, jobs, cancelled):
-        self.paused.wait(PATIENCE)
+        assert self.paused.wait(PATIENCE)
         before = self.dies()
         done = None if before else self.worker.work(jobs, cancelled)
         if before or self.dies():

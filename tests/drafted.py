@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import HYBRID, Clairvoyant, fearless
+from helpers import Clairvoyant, fearless
 from programs import random_head
 
 from minikv import Engine
@@ -137,13 +137,13 @@ def drafts(request):
     if name is None:
         yield
         return
-    if any(one in request.node.name for one in HYBRID):
-        pytest.skip("drafts for layers with a state are refused: test_states")
     counts, loops, plain = request.getfixturevalue("verified"), [], Engine.assemble
 
     def assemble(lm, config, *more):
-        drafter = DRAFTERS[name](lm)
-        config = replace(config, speculative=drafter, draft_model=lm if name == "model" else None)
+        drafter, draft_model = DRAFTERS[name](lm), None
+        if name == "model":  # the target itself, unless it has layers that keep a state
+            draft_model = request.getfixturevalue("llama").lm if lm.config.keeps_states else lm
+        config = replace(config, speculative=drafter, draft_model=draft_model)
         parts = fearless(plain(lm, config, *more))
         parts.loop.drafter.LEAST = 1e-9  # drafts that are not sure, too
         loops.append(parts.loop)

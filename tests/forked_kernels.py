@@ -40,6 +40,16 @@ class Kernels:
                 patch.setattr(where, partial(Forked, ray=self.ray))
             return (yield)
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item):
+        """Of a cell that fails, nbval tells a number; its id can be found in the file."""
+        report = yield
+        if report.failed and hasattr(item, "cell"):
+            place = f'{item.path.name}, the cell with "id": "{item.cell.get("id")}"'
+            mend = f"make notebooks CHAPTER={item.path.name[:2]}"
+            report.longrepr = f"{report.longrepr}\n{place}. If it should say this: {mend}"
+        return report
+
 
 class Forked:
     """The process of a kernel, with what jupyter_client asks of a `subprocess.Popen`."""

@@ -8,9 +8,9 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-from minikv.course.exercises.manifest import Chapter, Exercise, chapters
-from minikv.course.exercises.mistakes import Mistake, mistakes_of, reference_sources
-from minikv.course.exercises.skeletons import fill, skeleton
+from minikv.course.exercise_data.manifest import Chapter, Exercise, chapters
+from minikv.course.exercise_data.mistakes import Mistake, mistakes_of, reference_sources
+from minikv.course.exercise_data.skeletons import fill, skeleton
 
 
 def runs_here(chapter: Chapter) -> bool:

@@ -1,7 +1,9 @@
 """Models for all tests: one small random checkpoint of each architecture, and the bundled one."""
 
+import random
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from helpers import ARCHITECTURES, Pair, make_model, small, with_weights
@@ -10,6 +12,14 @@ import minikv
 import minikv_kernels  # noqa: F401  before transformers, which imports triton: settles the interpreter
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """Whatever a test draws at random, it draws the same alone and behind any others."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from minikv.course.judge import process
 
 USED = """
     ipykernel.ipkernel ipykernel.kernelapp matplotlib.pyplot matplotlib_inline.backend_inline
-    minikv.course.lab minikv.course.measure.running_table minikv.course.reader.ladder
+    minikv.course.lab minikv.course.workloads.running_table minikv.course.reader.ladder
 """
 # Where a Python that was started for a kernel looks for modules.
 PATH = [entry for entry in sys.path if entry != str(Path(__file__).parent)]

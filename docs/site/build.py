@@ -148,6 +148,16 @@ def copy_pictures(folder: Path, text: str, file: str) -> None:
         shutil.copy(ROOT / path, folder / path)
 
 
+def without_keys(file: str, text: str) -> str:
+    """A page for students: no exam, and no answers, unless $KEYS is set."""
+    if os.environ.get("KEYS") or Path(file).name not in ("EXAM.md", "QUIZ.md"):
+        return text
+    if file.endswith("EXAM.md"):
+        return f"{text.splitlines()[0]}\n\nIt is in the repository, for lecturers: `{file}`.\n"
+    text = re.sub(r"\s*<details>.*?</details>", "", text, flags=re.DOTALL)
+    return re.sub(r"The answers are folded, and\n.*\n", "Your lecturer has the answers.\n", text)
+
+
 def lay_out(folder: Path) -> None:
     """Everything that Sphinx reads."""
     notebooks = [f"notebooks/{path.name}" for path in sorted(ROOT.glob("notebooks/*.ipynb"))]
@@ -162,7 +172,7 @@ def lay_out(folder: Path) -> None:
         text = "\n".join(re.findall(r"!\[[^\]]*\]\([^)\s]+\)", (ROOT / file).read_text()))
         copy_pictures(folder, text, file)
     for file in ("README.md", *markdown_files(), *ENGINE[2:], *PROJECT):
-        text = front_matter_gone((ROOT / file).read_text(encoding="utf-8"))
+        text = without_keys(file, front_matter_gone((ROOT / file).read_text(encoding="utf-8")))
         text = ONLY_README.sub("", text)
         copy_pictures(folder, text, file)
         text = Links(file, wanted).in_markdown(text)

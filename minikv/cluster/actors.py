@@ -19,7 +19,7 @@ from typing import Any
 
 from minikv.cluster.front import WorkerLost
 from minikv.cluster.ray_cluster import connected, import_ray
-from minikv.cluster.worker import EngineWorker, Hello, Job, WorkDone
+from minikv.cluster.worker import EngineWorker, Hello, WorkDone, WorkerJob
 from minikv.config import EngineConfig
 from minikv.errors import require_int
 
@@ -68,7 +68,7 @@ class RayWorker:
         except (self.ray.exceptions.RayError, TimeoutError) as error:
             raise WorkerLost(str(error)) from error
 
-    def work(self, jobs: Seq[Job], cancelled: Seq[int]) -> WorkDone:
+    def work(self, jobs: Seq[WorkerJob], cancelled: Seq[int]) -> WorkDone:
         try:
             return self.ray.get(self.actor.work.remote(jobs, cancelled), timeout=self.patience)
         except self.ray.exceptions.RayActorError as error:

@@ -48,7 +48,7 @@ from tokenizers import Tokenizer
 
 from minikv.cluster.routing import Router, Ticket
 from minikv.cluster.split import SplitRouter
-from minikv.cluster.worker import Hello, Job, Progress, WorkDone
+from minikv.cluster.worker import Hello, SampleProgress, WorkDone, WorkerJob
 from minikv.config import ModelConfig
 from minikv.errors import require_int, require_text
 from minikv.language_model import LanguageModel
@@ -77,7 +77,7 @@ class Worker(Protocol):
         it will never serve again."""
         ...
 
-    def work(self, jobs: Seq[Job], cancelled: Seq[int]) -> WorkDone:
+    def work(self, jobs: Seq[WorkerJob], cancelled: Seq[int]) -> WorkDone:
         """As `EngineWorker.work`. Raises WorkerLost, after which all its jobs are forgotten."""
         ...
 
@@ -86,7 +86,7 @@ class Worker(Protocol):
         ...
 
 
-class Reader(Protocol):
+class AnswerReader(Protocol):
     """Takes what workers have for one request: what a sample of it has got, or why it failed. Must
     not block, and not raise."""
 
@@ -174,9 +174,9 @@ class Stream:
 
 @dataclass(eq=False)
 class _Request:
-    job: Job
+    job: WorkerJob
     session: Hashable
-    reader: Reader
+    reader: AnswerReader
     open: set[int]  # samples that are unfinished
     taken: float  # when, as `first` and `ended`
     num_cached: int = 0
@@ -192,7 +192,7 @@ class _Lane:
     """What one worker has to do."""
 
     def __init__(self) -> None:
-        self.new: list[Job] = []
+        self.new: list[WorkerJob] = []
         self.cancelled: list[int] = []
         self.requests: dict[int, _Request] = {}  # new and running
         self.stats: Stats | None = None
@@ -278,7 +278,7 @@ class Front:
         params: SamplingParams | None = None,
         session: Hashable = None,
         *,
-        reader: Reader | None = None,
+        reader: AnswerReader | None = None,
     ) -> Stream:
         """Queue a prompt, text or token ids. Raises ValueError, naming the argument, for what
         cannot run; Busy, if too much is under way; RequestFailed, if there is no worker left."""
@@ -295,7 +295,7 @@ class Front:
                 raise RequestFailed("no worker is left")
             if self.num_requests >= self.max_requests:
                 raise Busy(f"{self.num_requests} requests are under way, the most that are taken")
-            job = Job(self._next_id, checked.prompt_ids, params)
+            job = WorkerJob(self._next_id, checked.prompt_ids, params)
             samples = set(range(params.n))
             request = _Request(job, session, reader or _Queue(), samples, self.clock())
             self._place(request)
@@ -388,7 +388,7 @@ class Front:
             if request is not None:  # else it was cancelled meanwhile
                 self._advance(request, progress)
 
-    def _advance(self, request: _Request, progress: Progress) -> None:
+    def _advance(self, request: _Request, progress: SampleProgress) -> None:
         if progress.error is not None:
             self._end(request, progress.error)
             return

@@ -1,6 +1,6 @@
 """Requests through many workers, without computing a token: when would each have its answer?
 
-    costs = Costs(start=5e-3, prefill=1e-4, decode=1e-4)
+    costs = StepSeconds(start=5e-3, prefill=1e-4, decode=1e-4)
     report = simulate(requests, ByPrefix(8, block_size=512), costs, cache_blocks=1000)
     print(report.hit_rate, report.ttft(99), report.imbalance)
 
@@ -29,7 +29,7 @@ from minikv.cluster.routing import LeastLoaded, Name, Router, Ticket
 from minikv.errors import require_int
 
 
-class Costs(NamedTuple):
+class StepSeconds(NamedTuple):
     """What a worker's step takes, in seconds."""
 
     start: float  # per step, whatever is in it
@@ -37,7 +37,7 @@ class Costs(NamedTuple):
     decode: float  # per sequence that decodes
 
 
-class Link(NamedTuple):
+class NetworkLink(NamedTuple):
     """A way for K and V between machines."""
 
     latency: float  # seconds
@@ -84,7 +84,7 @@ class Blocks:
 
 
 @dataclass(slots=True)
-class Job:
+class SimulatedJob:
     """A request in the cluster, and what became of it. Times in seconds after the first arrival."""
 
     arrival: Arrival
@@ -108,15 +108,15 @@ class Job:
 
 
 @dataclass(slots=True)
-class Worker:
+class SimulatedWorker:
     """One engine: a queue of prompts, sequences that decode, and the blocks that it holds."""
 
-    costs: Costs
+    costs: StepSeconds
     chunk: int  # prompt tokens per step, at most
     max_num_seqs: int
     blocks: Blocks
-    queue: deque[Job] = field(default_factory=deque)
-    decoding: list[tuple[float, int, Job]] = field(default_factory=list)  # by last step
+    queue: deque[SimulatedJob] = field(default_factory=deque)
+    decoding: list[tuple[float, int, SimulatedJob]] = field(default_factory=list)  # by last step
     steps: float = 0.0
     now: float = 0.0  # the time up to which it is simulated
     busy: float = 0.0  # seconds in which it had something to do
@@ -153,10 +153,10 @@ class Worker:
         return self.now + max(0.0, min(steps)) * self.step_seconds if steps else None
 
 
-class Report(NamedTuple):
+class FleetReport(NamedTuple):
     """The result of a simulation."""
 
-    jobs: list[Job]
+    jobs: list[SimulatedJob]
     busy: list[float]  # seconds of each worker that computes prompts
     network_bytes: int
 
@@ -187,16 +187,16 @@ class Report(NamedTuple):
 def simulate(
     arrivals: Iterable[Arrival],
     router: Router,
-    costs: Costs,
+    costs: StepSeconds,
     *,
     cache_blocks: int | None = None,
     chunk: int = 512,
     max_num_seqs: int = 256,
-    store: Link | None = None,
+    store: NetworkLink | None = None,
     store_blocks: int | None = None,
     decode_workers: int = 0,
-    hand_over: Link | None = None,
-) -> Report:
+    hand_over: NetworkLink | None = None,
+) -> FleetReport:
     """Serve `arrivals` (ascending in time) by the router's workers.
 
     cache_blocks: of each worker, None for no bound. store: the link to a store behind all workers,
@@ -216,20 +216,20 @@ def simulate(
         cluster.arrive(arrival)
     cluster.run_until(float("inf"))
     computing = cluster.workers[: len(router.loads)]
-    return Report(cluster.jobs, [worker.busy for worker in computing], cluster.network_bytes)
+    return FleetReport(cluster.jobs, [worker.busy for worker in computing], cluster.network_bytes)
 
 
 class _Cluster:
     """The workers and the queue of what happens next."""
 
-    store: Link | None
+    store: NetworkLink | None
     stored: Blocks
-    hand_over: Link | None
+    hand_over: NetworkLink | None
 
     def __init__(
         self,
         router: Router,
-        costs: Costs,
+        costs: StepSeconds,
         cache_blocks: int | None,
         chunk: int,
         max_num_seqs: int,
@@ -240,21 +240,21 @@ class _Cluster:
             require_int("chunk", chunk, 1),
             require_int("max_num_seqs", max_num_seqs, 1),
         )
-        self.workers = [Worker(*self.shape, Blocks(cache_blocks)) for _ in router.loads]
+        self.workers = [SimulatedWorker(*self.shape, Blocks(cache_blocks)) for _ in router.loads]
         self.placement: Router | None = None  # of sequences on workers that only decode
-        self.jobs: list[Job] = []
-        self.events: list[tuple[float, int, int, int, Job | None]] = []
+        self.jobs: list[SimulatedJob] = []
+        self.events: list[tuple[float, int, int, int, SimulatedJob | None]] = []
         self.num_events = 0
         self.network_bytes = 0
 
     def add_decoders(self, number: int) -> None:
         if number:
             self.placement = LeastLoaded(number)
-            self.workers += [Worker(*self.shape, Blocks(0)) for _ in range(number)]
+            self.workers += [SimulatedWorker(*self.shape, Blocks(0)) for _ in range(number)]
 
     def arrive(self, arrival: Arrival) -> None:
         ticket = self.router.route(arrival.names, arrival.num_tokens, arrival.session)
-        job = Job(arrival, ticket)
+        job = SimulatedJob(arrival, ticket)
         self.jobs.append(job)
         wait = self._fetch(job)
         if wait:
@@ -262,7 +262,7 @@ class _Cluster:
         else:
             self._enqueue(ticket.worker, job, arrival.time)
 
-    def _fetch(self, job: Job) -> float:
+    def _fetch(self, job: SimulatedJob) -> float:
         """Bring blocks from the store if that is quicker than computing them; returns seconds."""
         if self.store is None:
             return 0.0
@@ -279,7 +279,7 @@ class _Cluster:
         self.network_bytes += job.num_fetched * self.store.block_bytes
         return self.store.seconds(job.num_fetched)
 
-    def _enqueue(self, index: int, job: Job, time: float) -> None:
+    def _enqueue(self, index: int, job: SimulatedJob, time: float) -> None:
         worker = self.workers[index]
         worker.move_to(time)
         if job.num_fetched:
@@ -289,7 +289,7 @@ class _Cluster:
         self._begin(worker)
         self._next(index)
 
-    def _begin(self, worker: Worker) -> None:
+    def _begin(self, worker: SimulatedWorker) -> None:
         """Look up the blocks of the prompt that is computed next, once."""
         if worker.prefills and not worker.queue[0].in_prefill:
             job = worker.queue[0]
@@ -306,7 +306,7 @@ class _Cluster:
         if time is not None:
             self._plan(time, index, None)
 
-    def _plan(self, time: float, index: int, job: Job | None) -> None:
+    def _plan(self, time: float, index: int, job: SimulatedJob | None) -> None:
         self.num_events += 1
         version = self.workers[index].version if job is None else -1
         heapq.heappush(self.events, (time, self.num_events, index, version, job))
@@ -333,7 +333,7 @@ class _Cluster:
         self._begin(worker)
         self._next(index)
 
-    def _prompt_done(self, index: int, job: Job, time: float) -> None:
+    def _prompt_done(self, index: int, job: SimulatedJob, time: float) -> None:
         job.first_token = job.end = time
         self.router.computed(job.ticket)
         names = job.arrival.names
@@ -353,12 +353,12 @@ class _Cluster:
         target = len(self.router.loads) + ticket.worker
         self._plan(time + self.hand_over.seconds(len(names)), target, job)
 
-    def _decode(self, index: int, job: Job, time: float) -> None:
+    def _decode(self, index: int, job: SimulatedJob, time: float) -> None:
         self.workers[index].move_to(time)
         self._add_decode(index, job)
         self._next(index)
 
-    def _add_decode(self, index: int, job: Job) -> None:
+    def _add_decode(self, index: int, job: SimulatedJob) -> None:
         worker = self.workers[index]
         last = worker.steps + job.arrival.num_output - 1
         self.num_events += 1

@@ -2,7 +2,7 @@
 
     worker = EngineWorker("tinypy", EngineConfig())
     worker.start()
-    done = worker.work([Job(0, prompt_ids, SamplingParams())], [])    # 20 ms of steps
+    done = worker.work([WorkerJob(0, prompt_ids, SamplingParams())], [])    # 20 ms of steps
     done.progress        # the new tokens of each job that has some
     done.stored          # the names of blocks that it holds since then
 
@@ -44,7 +44,7 @@ from minikv.tiers import (
 )
 
 
-class Job(NamedTuple):
+class WorkerJob(NamedTuple):
     """A request on its way to a worker. What the client already has, from a worker that died, is
     computed again but not reported again."""
 
@@ -56,7 +56,7 @@ class Job(NamedTuple):
     prefix: Any = None  # K and V of the prompt, from a worker that has handed it over
 
 
-class Progress(NamedTuple):
+class SampleProgress(NamedTuple):
     """What a call added to a sample of a job. A sample's last one has a finish_reason; a job's last
     one may have an error or a prefix instead."""
 
@@ -73,7 +73,7 @@ class Progress(NamedTuple):
 class WorkDone(NamedTuple):
     """What a worker reports after a call."""
 
-    progress: list[Progress]
+    progress: list[SampleProgress]
     stored: list[Name]
     removed: list[Name]
     stats: Stats
@@ -98,16 +98,16 @@ class EngineWorker:
     ):
         self.lm = load(model) if isinstance(model, str) else model
         self.work_seconds = work_seconds
-        self.held = Held()
+        self.held = HeldNames()
         self.engine = Engine(self.lm, config, listeners=[self.held])
         self.engine.runner.sampler = Scored(self.engine.runner)
         self.steps = Steps(self.engine, self._fail)
         if self.engine.tiers is not None:
             self.held.tiers = tiers_of(self.engine)
-        self.arrived: deque[Job] = deque()  # not yet given to the engine
-        self.unscored: dict[int, tuple[Job, Scoring]] = {}  # before that, by job id
-        self.jobs: dict[int, Job] = {}  # unfinished, by request id of the engine
-        self.failed: list[Progress] = []  # not yet reported
+        self.arrived: deque[WorkerJob] = deque()  # not yet given to the engine
+        self.unscored: dict[int, tuple[WorkerJob, Scoring]] = {}  # before that, by job id
+        self.jobs: dict[int, WorkerJob] = {}  # unfinished, by request id of the engine
+        self.failed: list[SampleProgress] = []  # not yet reported
 
     def start(self) -> Hello:
         """Be ready: without jobs of an earlier caller, and with everything compiled."""
@@ -122,7 +122,7 @@ class EngineWorker:
         self._cancel([job.job_id for job in (*self.arrived, *self.jobs.values())])
         self.unscored.clear()
 
-    def work(self, jobs: Seq[Job], cancelled: Seq[int]) -> WorkDone:
+    def work(self, jobs: Seq[WorkerJob], cancelled: Seq[int]) -> WorkDone:
         """Take new jobs, drop cancelled ones, and compute until the time is over or nothing is
         left to do."""
         for job in map(self._fetched, jobs):
@@ -133,7 +133,7 @@ class EngineWorker:
             else:
                 self.arrived.append(job)
         self._cancel(cancelled)
-        progress: list[Progress] = []
+        progress: list[SampleProgress] = []
         moved: dict[int, RequestOutput] = {}
         end = perf_counter() + self.work_seconds
         while self.arrived or self.unscored or self.engine.has_unfinished:
@@ -162,7 +162,7 @@ class EngineWorker:
         """What another worker has shared; None if it is lost."""
         return shared
 
-    def _add_arrived(self) -> list[Progress]:
+    def _add_arrived(self) -> list[SampleProgress]:
         """Give the engine what has arrived, in order; returns what it refuses.
 
         A job that brings K and V waits until the engine has no waiting request, whose K and V it
@@ -180,7 +180,7 @@ class EngineWorker:
                     raise ValueError("prefix_cache: must be True where prefill is apart")
                 self.jobs[self.engine.add_request(job.prompt_ids, job.params)] = job
             except ValueError as error:
-                refused.append(Progress(job.job_id, [], "", error=error))
+                refused.append(SampleProgress(job.job_id, [], "", error=error))
         return refused
 
     def _score(self) -> None:
@@ -205,12 +205,12 @@ class EngineWorker:
     def _fail(self, request_id: int, error: BaseException) -> None:
         self._end(self.jobs.pop(request_id), error)
 
-    def _end(self, job: Job, error: BaseException) -> None:
+    def _end(self, job: WorkerJob, error: BaseException) -> None:
         """A request has failed. The error is not quoted: it may have words of others."""
         text = f"the engine has failed: {type(error).__name__}"
-        self.failed.append(Progress(job.job_id, [], "", error=RequestFailed(text)))
+        self.failed.append(SampleProgress(job.job_id, [], "", error=RequestFailed(text)))
 
-    def _fetched(self, job: Job) -> Job:
+    def _fetched(self, job: WorkerJob) -> WorkerJob:
         """The job with the K and V that it refers to; without them, if they are lost, or of other
         weights. Then its request computes them."""
         if job.prefix is None:
@@ -218,7 +218,7 @@ class EngineWorker:
         weights, shared = job.prefix
         return job._replace(prefix=self.fetch(shared) if weights == self._weights else None)
 
-    def _put(self, job: Job) -> bool:
+    def _put(self, job: WorkerJob) -> bool:
         """Put K and V that come with a job where its request will look for them, if there is
         room."""
         try:
@@ -227,7 +227,7 @@ class EngineWorker:
             return False
         return True
 
-    def _hand_over(self, output: RequestOutput) -> list[Progress]:
+    def _hand_over(self, output: RequestOutput) -> list[SampleProgress]:
         """End a job after its first token, with K and V of its prompt."""
         *others, last = self._progress(output)
         job = self.jobs[output.request_id]
@@ -250,7 +250,7 @@ class EngineWorker:
                 del self.jobs[request_id]
                 self.engine.abort(request_id)
 
-    def _progress(self, output: RequestOutput) -> list[Progress]:
+    def _progress(self, output: RequestOutput) -> list[SampleProgress]:
         """What each sample has got that the client has not."""
         job, news = self.jobs[output.request_id], []
         sent, sequences = dict(job.sent), output.request.sequences
@@ -258,7 +258,7 @@ class EngineWorker:
             token_ids = sample.token_ids
             text = sample.text if self.lm.tokenizer is not None else ""
             tokens, chars = sent.get(index, (0, 0))
-            news.append(Progress(
+            news.append(SampleProgress(
                 job.job_id, token_ids[tokens:], text[chars:], sample.finish_reason, index,
                 sequences[0].num_cached,
             ))  # fmt: skip
@@ -270,7 +270,7 @@ class EngineWorker:
         return news
 
 
-class Held(Listener):
+class HeldNames(Listener):
     """The names of the blocks that an engine holds, and what changed since the last `news`.
 
     With tiers below the device, a block counts as removed when host and disk have dropped it, too.

@@ -3,8 +3,8 @@
 import argparse
 import sys
 
-from minikv.course.exercises import skeletons
-from minikv.course.maker import buttons, new_chapter
+from minikv.course.authoring import buttons, new_chapter
+from minikv.course.exercise_data import skeletons
 
 
 def main(arguments: list[str]) -> int:
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     if args.command == "buttons":
         return buttons.run()
     if args.command == "pictures":
-        from minikv.course.maker import showcase  # here: it draws, and loads the model
+        from minikv.course.authoring import showcase  # here: it draws, and loads the model
 
         return showcase.run()
     skeletons.write_all()

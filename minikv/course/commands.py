@@ -29,13 +29,13 @@ GROUPS = {
     },
     "For a class": {
         "grade": ("grading.grade", "check the exercises of a whole class"),
-        "release-assignment": ("grading.release", "a chapter as an assignment of nbgrader"),
+        "release-assignment": ("grading.release", "a week or a chapter, for nbgrader"),
     },
     "The engine": {
         "generate": ("generate", "continue a prompt, printing it as it comes"),
         "serve": ("serve", "engines behind an address, for OpenAI's clients"),
         "bench": ("bench", "measure the engine, and others beside it"),
-        "train": ("maker.train", "train the bundled model again"),
+        "train": ("authoring.train", "train the bundled model again"),
     },
 }
 COMMANDS = {name: told for group in GROUPS.values() for name, told in group.items()}

@@ -12,10 +12,9 @@ from functools import partial
 from html import escape
 from pathlib import Path
 
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.files import write_whole
-from minikv.course.exercises.manifest import Exercise, ReaderError, chapter_of, find
-from minikv.course.exercises.skeletons import (
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import Exercise, ReaderError, chapter_of, find
+from minikv.course.exercise_data.skeletons import (
     body_of,
     definitions,
     fill,
@@ -26,6 +25,7 @@ from minikv.course.exercises.skeletons import (
     skeleton,
     targets,
 )
+from minikv.course.exercise_data.whole_files import write_whole
 from minikv.course.judge import process
 from minikv.course.reader import parts, progress_file
 from minikv.course.reader.ladder import navigation
@@ -325,7 +325,7 @@ def _show_in_place(report: Report) -> None:
     display(report)
 
 
-def your_parts() -> parts.Parts:
+def your_parts() -> parts.PartsRun:
     """Run tinypy on your own parts, of every exercise passed so far, and compare its tokens
     with the oracle's."""
     from IPython.display import clear_output

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import minikv
 from minikv.course import lab
 from minikv.course.chapters import each
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import chapter_of, chapters, find
-from minikv.course.exercises.reader_files import WorkbookError
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import chapter_of, chapters, find
+from minikv.course.exercise_data.reader_files import WorkbookError
 from minikv.course.reader import progress_file
 from minikv.course.reader.parts import run as run_parts
 from minikv.course.reports import markup

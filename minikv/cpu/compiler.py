@@ -20,7 +20,7 @@ FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 SOURCES = [Path(__file__).parents[1] / wing for wing in ("cpu", "quant", "groups")]
 
 
-class Cache(FunctionCache):
+class MachineCodeCache(FunctionCache):
     """Machine code on disk, for the next process: beside the source, or in the user's cache if the
     source's folder cannot be written. If neither can be, nothing is kept. It is read as long as
     none of SOURCES has changed: Numba alone looks at a function's own file."""
@@ -60,7 +60,7 @@ def keep(compiled: Any) -> Any:
     """Keep what was compiled for the next process. Returns it."""
     _kernels.append(compiled)
     with suppress(OSError, RuntimeError):  # Numba found no folder
-        compiled._cache = Cache(compiled.py_func)
+        compiled._cache = MachineCodeCache(compiled.py_func)
     return compiled
 
 

@@ -11,7 +11,7 @@ from minikv.paged import KVStore
 from minikv.quant import QuantisedStore, require_quantised
 from minikv_kernels.arguments import check_runnable
 from minikv_kernels.codes import Codes
-from minikv_kernels.codes_attention import OpenKeys, codes_decode, codes_prefill
+from minikv_kernels.codes_attention import FloatKeys, codes_decode, codes_prefill
 from minikv_kernels.codes_write import write_codes
 from minikv_kernels.splits import make_scratch
 
@@ -58,7 +58,7 @@ class TritonCodes(AttentionBackend):
                 write_codes(
                     k, v, codes, batch.slot_mapping, keys, open_blocks.places, open_blocks.closing
                 )
-                decodes, chunks = OpenKeys(k[:n], keys, rows[:n]), OpenKeys(k, keys, rows[n:])
+                decodes, chunks = FloatKeys(k[:n], keys, rows[:n]), FloatKeys(k, keys, rows[n:])
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # (T, H, D)
             if n > 0:
                 codes_decode(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from minikv.backend import Group, Rows, TorchAttention
+from minikv.backend import PaddedGroup, Rows, TorchAttention
 from minikv.batch import Batch
 from minikv.config import ModelConfig
 from minikv.model import Attend
@@ -78,7 +78,7 @@ class QuantisedGroup:
     """A group of `TorchAttention`, and which keys are read in full precision. These are appended
     to the others, and so are their columns in the masks: (R, 1, Q * G, L + M)."""
 
-    plain: Group
+    plain: PaddedGroup
     own_rows: list[int] = field(default_factory=list)  # of each sequence, in the store's `open`
     own_places: torch.Tensor | None = None  # (R, M) of L: keys that are read in full precision
 

@@ -99,7 +99,7 @@ class Running(Protocol):
     def cancel(self) -> None: ...
 
 
-class Target(Protocol):
+class Service(Protocol):
     """What is served: an `EngineLoop`, or a cluster's front."""
 
     tokenizer: Any
@@ -477,7 +477,7 @@ class Api:
     """The endpoints."""
 
     def __init__(
-        self, target: Target, model: str, template: Template | None, admission: Admission,
+        self, target: Service, model: str, template: Template | None, admission: Admission,
         max_queued: int, clock: Callable[[], float] = time.monotonic,
     ):  # fmt: skip
         self.target, self.model, self.template = target, model, template
@@ -794,7 +794,7 @@ class Api:
 
 
 def make_app(
-    target: Target,
+    target: Service,
     model: str,
     keys: Sequence[str] = (),
     template: Template | None = None,

@@ -45,7 +45,7 @@ class Cached(NamedTuple):
     block_ids: list[int]
 
 
-class Picture(NamedTuple):
+class EnginePicture(NamedTuple):
     """An engine between two steps."""
 
     stats: Stats
@@ -67,7 +67,7 @@ class View:
         self.pace, self._sees, self._clock = pace, sees, clock
         self._loop, self._woken = asyncio.get_running_loop(), asyncio.Event()
         self._lock = Lock()  # guards what follows
-        self._picture: Picture | None = None
+        self._picture: EnginePicture | None = None
         self._steps: list[tuple[int, int]] = []  # (tokens computed, tokens generated)
         self._is_over = False
         self._before: Stats | None = None  # only the engine's thread uses these
@@ -94,7 +94,7 @@ class View:
 
     # ── The event loop ────────────────────────────────────────────────────────
 
-    async def take(self) -> tuple[Picture, list[tuple[int, int]]] | None:
+    async def take(self) -> tuple[EnginePicture, list[tuple[int, int]]] | None:
         """The newest picture and the steps since the last one; None at the end."""
         await self._woken.wait()
         with self._lock:
@@ -108,7 +108,7 @@ class View:
         self._woken.set()
 
     def as_json(
-        self, engine: Engine, picture: Picture, steps: list[tuple[int, int]]
+        self, engine: Engine, picture: EnginePicture, steps: list[tuple[int, int]]
     ) -> dict[str, Any]:
         """For the page: block ids, and texts where the reader may read them."""
 
@@ -142,7 +142,7 @@ class View:
             self._loop.call_soon_threadsafe(self._woken.set)
 
 
-def picture_of(engine: Engine, stats: Stats, requests: Seq[Request]) -> Picture:
+def picture_of(engine: Engine, stats: Stats, requests: Seq[Request]) -> EnginePicture:
     """Lists of its own, which later steps do not change."""
     held = []
     for request in requests:
@@ -154,7 +154,7 @@ def picture_of(engine: Engine, stats: Stats, requests: Seq[Request]) -> Picture:
             list(block_ids),
         ))  # fmt: skip
     nodes = engine.cache.nodes() if engine.cache is not None else ()
-    return Picture(stats, held, [_cached(node) for node in nodes])
+    return EnginePicture(stats, held, [_cached(node) for node in nodes])
 
 
 def _cached(node: Node) -> Cached:

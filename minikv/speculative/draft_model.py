@@ -51,6 +51,11 @@ def draft_model_of(lm: LanguageModel, config: EngineConfig) -> LanguageModel:
             f"{draft.name} has {draft.config.vocab_size}"
         )
     _require_same_tokens(draft, lm)
+    if draft.config.keeps_states:
+        raise ValueError(
+            f"draft_model: what it drafts is forgotten again, and {draft.name} has layers with a "
+            "state, which cannot be cut; use a model whose layers all attend, or 'suffix'"
+        )
     if draft.device.type != "cpu" or draft.dtype != torch.float32:
         raise ValueError(
             f"draft_model: must be in float32 on a CPU, was {draft.dtype} on {draft.device}"

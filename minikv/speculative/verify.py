@@ -83,10 +83,12 @@ def build(builder: BatchBuilder, plan: Plan, drafts: Seq[Seq[int]]) -> Batch:
     tables = builder.tables(plan.sequences, starts, np.array(plan.slots))
     tables = tables[:, : blocks_for(max(positions) + 1, size)]
     tokens, at_positions, to_slots = map(torch.from_numpy, flat)
-    return Batch(
+    batch = Batch(
         token_ids=tokens, positions=at_positions, slot_mapping=to_slots,
         block_tables=torch.from_numpy(tables.take(of_row, 0)),
         context_lens=torch.from_numpy(context_lens), context_lens_host=context_lens,
         query_start=torch.from_numpy(query_start), query_start_host=query_start,
         num_decodes=next((row for row, count in enumerate(counts) if count > 1), len(counts)),
     )  # fmt: skip
+    with_slots = getattr(builder, "with_slots", None)  # of a model with layers that keep a state
+    return with_slots(batch, plan.sequences, plan.num_tokens, drafts) if with_slots else batch

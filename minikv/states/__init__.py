@@ -36,9 +36,7 @@ __all__ = [
 ]  # fmt: skip
 
 # What is for K and V alone so far, and how it is switched off.
-UNSUPPORTED = dict(
-    kv_dtype="auto", host_blocks=0, speculative="off", retention=None, batch_invariant=False
-)
+UNSUPPORTED = dict(kv_dtype="auto", host_blocks=0, retention=None, batch_invariant=False)
 
 
 def require_supported(lm: LanguageModel, config: EngineConfig, classes: Classes) -> None:

@@ -1,16 +1,22 @@
 """A step over blocks and slots: each sequence's new tokens go through its state, in order.
 
-    query_start   [0, 1, 2, 6]     as in `minikv.batch`: two decodes and a chunk of four
-    slots         [3, 0, 5]        of each sequence
-    copies        [(2, 3, 7)]      of sequence 2, the state after its token 3 goes to slot 7 as well
+    decodes   tokens 0 and 1 of the flat batch go through slots 3 and 0
+    tries     a decode and its drafts: tokens 2 to 4 after the state in slot 1, which stays as it is
+    pieces    of a chunk: tokens 5 to 8 through slot 5; the state after token 7 goes to slot 7, too
 
 Decodes are computed together. A chunk is cut where a copy is due: what the next token makes of a
 state cannot be undone.
+
+Which of its drafts are right is known when the step is done. Blocks of wrong ones are just given
+back. For a state there are three ways: a copy for each draft, or a copy for the step and the right
+ones through the whole model again, or, as here, to keep what the drafts would have written (keys,
+values, gates: some hundred numbers for each, beside a state of thousands), and to write it when it
+is known to be right.
 """
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -34,12 +40,30 @@ class Piece(NamedTuple):
     copy: int | None
 
 
+class Try(NamedTuple):
+    """A decode with its drafts, `first` to `last` of the flat batch."""
+
+    row: int  # among the decodes
+    sequence: Sequence
+    first: int
+    last: int
+
+
+class Tried(NamedTuple):
+    """What a layer would write for them."""
+
+    seen: torch.Tensor  # (W - 1 + T, C): the convolution's inputs, those before them included
+    heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # T rows
+
+
 @dataclass(slots=True)
 class StateBatch(Batch):
     """A batch, and where its states are."""
 
-    slots: torch.Tensor  # (num_decodes,) int64
+    places: torch.Tensor  # (N,) int64: of the decodes without drafts, in the flat batch
+    slots: torch.Tensor  # (N,) int64: theirs
     pieces: list[Piece]  # of the chunks, in order
+    tries: list[Try]
     copies: list[tuple[int, int]]  # (from, to): slots of decodes, when the step is done
 
 
@@ -47,27 +71,46 @@ class StateBuilder(BatchBuilder):
     """Builds batches with slots; plans the copies that the step makes."""
 
     def build(self, sequences: Seq[Sequence], num_tokens: Seq[int], slots: Seq[int]) -> StateBatch:
-        plain = super().build(sequences, num_tokens, slots)
-        tables: list[Any] = [sequence.table for sequence in sequences]  # StateTables
-        tables[0].pool.begin_step()
+        return self.with_slots(super().build(sequences, num_tokens, slots), sequences, num_tokens)
+
+    def with_slots(
+        self, plain: Batch, sequences: Seq[Sequence], num_tokens: Seq[int],
+        drafts: Seq[Seq[int]] = (),
+    ) -> StateBatch:  # fmt: skip
+        """A batch of these sequences' next tokens, the first of which have drafts behind them."""
+        pool: Any = sequences[0].table.pool  # a StatePool
+        pool.begin_step()
+        places: list[int] = []
+        slots: list[int] = []
         pieces: list[Piece] = []
+        tries: list[Try] = []
         copies: list[tuple[int, int]] = []
-        for row, (sequence, table) in enumerate(zip(sequences, tables, strict=True)):
-            start, slot = sequence.num_computed, table.slot
-            planned = table.plan_copies(sequence, start + num_tokens[row])
-            if row < plain.num_decodes:
-                copies += [(slot, copy) for _, copy in planned]
+        first = 0
+        for row, (sequence, count) in enumerate(zip(sequences, num_tokens, strict=True)):
+            table: Any = sequence.table  # a StateTable
+            end = first + count + (len(drafts[row]) if row < len(drafts) else 0)
+            if end - first > count:
+                tries.append(Try(row, sequence, first, end))
+                first = end
                 continue
-            first, end = map(int, plain.query_start_host[row : row + 2])
+            start = sequence.num_computed
+            planned = table.plan_copies(sequence, start + count)
+            if count == 1:
+                places.append(first)
+                slots.append(table.slot)
+                copies += [(table.slot, copy) for _, copy in planned]
+                first = end
+                continue
             origin = first - start  # of this sequence's positions, in the flat batch
             for position, copy in planned:
-                pieces.append(Piece(slot, first, origin + position, copy))
+                pieces.append(Piece(table.slot, first, origin + position, copy))
                 first = origin + position
             if first < end:
-                pieces.append(Piece(slot, first, end, None))
-        own = torch.tensor([table.slot for table in tables[: plain.num_decodes]], dtype=torch.int64)
-        plain_fields = {one.name: getattr(plain, one.name) for one in fields(plain)}
-        return StateBatch(**plain_fields, slots=own, pieces=pieces, copies=copies)
+                pieces.append(Piece(table.slot, first, end, None))
+            first = end
+        same = {one.name: getattr(plain, one.name) for one in fields(plain)}
+        at, own = torch.tensor([places, slots], dtype=torch.int64)
+        return StateBatch(**same, places=at, slots=own, pieces=pieces, tries=tries, copies=copies)
 
 
 class StateAttention(AttentionBackend):
@@ -75,6 +118,8 @@ class StateAttention(AttentionBackend):
 
     def __init__(self, inner: AttentionBackend, memory: StateMemory):
         self.inner, self.memory, self.store = inner, memory, inner.store
+        self._tries: list[Try] = []  # of the last batch
+        self._tried: list[list[Tried]] = []  # by layer, then by try
 
     def bind(self, batch: Batch) -> Attend:
         return self.inner.bind(batch)
@@ -86,6 +131,7 @@ class StateAttention(AttentionBackend):
         """As `Runner.hidden`, with `recall`."""
         assert isinstance(transformer, HybridTransformer) and isinstance(batch, StateBatch)
         attend: Attend = blame("attention", self.bind, batch)
+        self._tries, self._tried = batch.tries, []
         recall = self.recall_of(batch)
         hidden = transformer.forward(batch.token_ids, batch.positions, attend, recall)
         for source, target in batch.copies:
@@ -97,17 +143,17 @@ class StateAttention(AttentionBackend):
     def recall_of(self, batch: StateBatch) -> Recall:
         """The `recall` of this batch."""
         matrices, last_inputs, c = self.memory.matrices, self.memory.inputs, self.memory.config
-        own, count = batch.slots, batch.num_decodes
+        at, own = batch.places, batch.slots
 
         def recall(
             i: int, weight: torch.Tensor, inputs: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
         ) -> torch.Tensor:
             out = g.new_empty(len(g), c.value_heads, c.value_dim)
-            if count > 0:
-                mixed, last = convolve(inputs[:count, None], last_inputs[own, i], weight)
-                state = matrices[own, i]  # (S, H, N, D), gathered
+            if len(at) > 0:
+                mixed, last = convolve(inputs[at][:, None], last_inputs[own, i], weight)
+                state = matrices[own, i]  # (N, H, N, D), gathered
                 heads = split_heads(c, mixed[:, 0])
-                out[:count] = decode(state, *heads, g[:count], beta[:count])
+                out[at] = decode(state, *heads, g[at], beta[at])
                 matrices[own, i], last_inputs[own, i] = state, last
             for slot, first, end, copy in batch.pieces:
                 part, state = slice(first, end), matrices[slot, i]
@@ -116,6 +162,39 @@ class StateAttention(AttentionBackend):
                 last_inputs[slot, i] = last[0]
                 if copy is not None:
                     matrices[copy, i], last_inputs[copy, i] = state, last[0]
+            tried = []
+            for one in batch.tries:
+                part, table = slice(one.first, one.last), cast(Any, one.sequence.table)
+                last = last_inputs[table.slot, i][None]
+                mixed, _ = convolve(inputs[None, part], last, weight)
+                written = *split_heads(c, mixed[0]), g[part], beta[part]
+                out[part] = prefill(matrices[table.slot, i].clone(), *written)
+                tried.append(Tried(torch.cat([last[0], inputs[part]]), written))
+            self._tried.append(tried)
             return out
 
         return recall
+
+    @torch.inference_mode()
+    def keep(self, counts: Seq[int]) -> None:
+        """After a batch with drafts: of the decode in row i, its own token and the drafts behind
+        it, the first `counts[i]` were right. They are written, and the copies made that they are
+        due for."""
+        matrices, last_inputs = self.memory.matrices, self.memory.inputs
+        for n, (row, sequence, _, _) in enumerate(self._tries):
+            table: Any = sequence.table
+            start, count, slot = sequence.num_computed, counts[row], table.slot
+            planned = table.plan_copies(sequence, start + count)
+            ends = [*((position - start, copy) for position, copy in planned), (count, None)]
+            for i, tried in enumerate(self._tried):
+                (seen, heads), first = tried[n], 0
+                for end, copy in ends:
+                    if first < end:
+                        q, k, v, g, beta = (one[first:end] for one in heads)
+                        prefill(matrices[slot, i], q, k, v, g, beta)
+                        last_inputs[slot, i] = seen[end : end + last_inputs.shape[2]]
+                        first = end
+                    if copy is not None:
+                        matrices[copy, i] = matrices[slot, i]
+                        last_inputs[copy, i] = last_inputs[slot, i]
+        self._tries, self._tried = [], []

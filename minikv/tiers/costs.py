@@ -85,7 +85,7 @@ def blocks_to_fetch(
     return best
 
 
-class Line:
+class FittedLine:
     """A straight line through measured (size, seconds): seconds = start + size / rate. Newer
     measurements count more.
 

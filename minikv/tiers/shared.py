@@ -4,7 +4,7 @@ An engine cannot know what is there, so it asks. What it has written or seen the
 there still, and does not write again, until a question or a fetch finds it gone.
 """
 
-from minikv.tiers.costs import Line
+from minikv.tiers.costs import FittedLine
 from minikv.tiers.names import Name
 from minikv.tiers.store import Background, Fetch, Question, SharedTier, Unpack
 
@@ -36,7 +36,7 @@ class Shared:
         return self.reader.get(names, unpack)
 
     @property
-    def reading(self) -> Line:
+    def reading(self) -> FittedLine:
         """Seconds of a fetch by its bytes, measured lately."""
         return self.reader.reading
 

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Protocol
 
 from minikv.tiers import entry as entries
-from minikv.tiers.costs import Line
+from minikv.tiers.costs import FittedLine
 from minikv.tiers.names import Name
 
 log = logging.getLogger("minikv.tiers")
@@ -128,7 +128,7 @@ class Background:
     ):  # fmt: skip
         self.tier, self.most_waiting, self.stuck, self.clock = tier, most_waiting, stuck, clock
         self.known = set(tier.names())
-        self.reading = Line(FORGET_AFTER, clock)  # seconds of a read by its bytes
+        self.reading = FittedLine(FORGET_AFTER, clock)  # seconds of a read by its bytes
         self.num_bytes_in = self.num_bytes_out = self.num_bad = self.num_failed = 0
         self.seconds_in = self.seconds_out = 0.0
         self._num_refused = self._num_lost = 0  # by the engine's thread, and by the writer's

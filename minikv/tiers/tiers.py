@@ -44,7 +44,7 @@ from minikv.scheduler import Plan, Scheduler
 from minikv.sequence import Sequence
 from minikv.tiers import entry
 from minikv.tiers.blocks import parts_of, read_block, read_blocks, write_block
-from minikv.tiers.costs import FAST_ENOUGH, Line, Link, Prefill, blocks_to_fetch
+from minikv.tiers.costs import FAST_ENOUGH, FittedLine, Link, Prefill, blocks_to_fetch
 from minikv.tiers.disk import DiskTier
 from minikv.tiers.host import HostPool
 from minikv.tiers.identity import model_fingerprint
@@ -117,8 +117,8 @@ class Tiers(LowerTiers):
         self.store, self.host_store = runner.store, runner.host_store
         self.host_moves = TierStats()
         self.fetched_hits = {"disk": 0, "store": 0}
-        self.copying = Line(FORGET_AFTER, clock)  # seconds of a copy from the host by its bytes
-        self.prefilling = Line()  # seconds of a step by its tokens
+        self.copying = FittedLine(FORGET_AFTER, clock)  # seconds of a copy from the host, by bytes
+        self.prefilling = FittedLine()  # seconds of a step, by tokens
         self.block_shapes = {
             name: (part.shape[0], *part.shape[2:]) for name, part in parts_of(self.store).items()
         }

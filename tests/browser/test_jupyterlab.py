@@ -25,7 +25,7 @@ import pytest
 from thorough import thorough_after
 from waiting import PATIENCE, until
 
-from minikv.course.exercises.manifest import chapter_of
+from minikv.course.exercise_data.manifest import chapter_of
 
 ROOT = Path(__file__).parents[2]
 # The one whose page is opened.

@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 import pytest
 from waiting import until
 
-from minikv.course.exercises.manifest import chapter_of
+from minikv.course.exercise_data.manifest import chapter_of
 
 pytest.importorskip("jupyterhub", reason="jupyterhub is not installed here: make test-class")
 pytest.importorskip(

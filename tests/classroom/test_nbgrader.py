@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from minikv.course.commands import main
-from minikv.course.exercises.manifest import chapter_of
-from minikv.course.exercises.mistakes import mistakes_of
-from minikv.course.exercises.skeletons import fill, skeleton, solved
+from minikv.course.exercise_data.manifest import chapter_of
+from minikv.course.exercise_data.mistakes import mistakes_of
+from minikv.course.exercise_data.skeletons import fill, skeleton, solved
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed here: make test-class")
 

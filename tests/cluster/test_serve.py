@@ -35,8 +35,8 @@ from minikv.cluster.front import ATTEMPTS, CROWD, Busy, Front, RequestFailed
 from minikv.cluster.local_server import local_server
 from minikv.cluster.ray_cluster import connected
 from minikv.cluster.routing import EVERY_POLICY, ByPrefix, LeastLoaded, RoundRobin
-from minikv.cluster.simulate import Costs
-from minikv.cluster.worker import EngineWorker, Job
+from minikv.cluster.simulate import StepSeconds
+from minikv.cluster.worker import EngineWorker, WorkerJob
 from minikv.course import serve
 from minikv.course.bench import cluster as bench_cluster
 from minikv.course.bench import cluster_real
@@ -297,7 +297,7 @@ class Faulty(Fragile):
         return super().start()
 
     def work(self, jobs, cancelled):
-        self.paused.wait(PATIENCE)
+        assert self.paused.wait(PATIENCE)
         fault = self.faults.pop(0) if self.faults and jobs else None
         if isinstance(fault, BaseException):
             raise fault
@@ -385,7 +385,7 @@ def test_a_router_is_told_what_workers_hold(tinypy, host_blocks):
     worker, told, num_removed = EngineWorker(tinypy.lm, config, 0.0), set(), 0
     worker.start()
     jobs = [
-        Job(i, prompt, SamplingParams(20, ignore_eos=True))
+        WorkerJob(i, prompt, SamplingParams(20, ignore_eos=True))
         for i, prompt in enumerate(prompts_of(tinypy.lm, 30))
     ]
     while jobs or worker.jobs:
@@ -480,7 +480,7 @@ def test_the_benchmark_of_real_workers(tinypy, monkeypatch, capsys):
         yield [Fragile(tinypy.lm, replace(config, attention="torch")) for _ in range(number)]
 
     monkeypatch.setattr(cluster_real, "ray_workers", here)
-    monkeypatch.setattr(bench_cluster, "measured_costs", lambda lm: Costs(1e-3, 1e-5, 1e-4))
+    monkeypatch.setattr(bench_cluster, "measured_costs", lambda lm: StepSeconds(1e-3, 1e-5, 1e-4))
     small = {"TALKS": 2, "TURNS": 2, "LOAD": 0.15, "AT_ONCE": 2, "PROMPT": 20, "OUTPUT": 4}
     for name, value in small.items():
         monkeypatch.setattr(cluster_real, name, value)

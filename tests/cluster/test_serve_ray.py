@@ -22,7 +22,7 @@ from minikv import Engine, EngineConfig, SamplingParams
 from minikv.cluster import actors
 from minikv.cluster.front import Front, WorkerLost
 from minikv.cluster.routing import ByPrefix
-from minikv.cluster.worker import Job
+from minikv.cluster.worker import WorkerJob
 
 CONFIG = EngineConfig(num_blocks=128, attention="torch")
 
@@ -174,11 +174,11 @@ def test_prefill_apart_before_and_after_kills_at_random_moments(workers, tinypy)
 def test_an_object_whose_worker_has_died_is_a_miss(workers):
     prompt, params = list(range(5, 105)), SamplingParams(9, ignore_eos=True)
     pid = workers[0].start().pid
-    [progress] = workers[0].work([Job(0, prompt, params, hands_over=True)], []).progress
+    [progress] = workers[0].work([WorkerJob(0, prompt, params, hands_over=True)], []).progress
     _, shared = progress.prefix
     assert len(progress.token_ids) == 1 and progress.finish_reason is None
     assert [part.shape[1] for part in actors.Actor.fetch(None, shared).values()] == [6]
-    [progress] = workers[0].work([Job(1, prompt, params, hands_over=True)], []).progress
+    [progress] = workers[0].work([WorkerJob(1, prompt, params, hands_over=True)], []).progress
     _, shared = progress.prefix
     os.kill(pid, signal.SIGKILL)
     until(lambda: pid not in [one.pid for one in children()])

@@ -137,7 +137,7 @@ def test_a_prefix_of_several_tiers(engine_of, llama, server, tmp_path):
     )
     generate(engine, [long[:34]], params(1))
     fill(engine)
-    engine.tiers.disk.wait()
+    assert engine.tiers.disk.wait()
     generate(engine, [long[:9]], params(1))
     where = engine.tiers.where(long)
     assert {"device", "disk"} <= set(where[:8])

@@ -6,11 +6,11 @@ import re
 import pytest
 
 from minikv.cluster.routing import EVERY_POLICY, ByPrefix, LeastLoaded, RoundRobin
-from minikv.cluster.simulate import Arrival, Blocks, Costs, Link, simulate
+from minikv.cluster.simulate import Arrival, Blocks, NetworkLink, StepSeconds, simulate
 from minikv.course.bench import cluster as bench
 from minikv.course.commands import main
 
-COSTS = Costs(start=1e-3, prefill=1e-5, decode=1e-4)
+COSTS = StepSeconds(start=1e-3, prefill=1e-5, decode=1e-4)
 SIZE = 16
 
 
@@ -81,7 +81,7 @@ def test_one_request_by_hand():
 @pytest.mark.parametrize("decode_workers", [0, 2])
 def test_every_request_is_served_in_order(policy, decode_workers):
     arrivals = requests(5, number=200, gap=0.003)
-    link = Link(1e-3, 1e9, 1000) if decode_workers else None
+    link = NetworkLink(1e-3, 1e9, 1000) if decode_workers else None
     report = simulate(
         arrivals, policy(3, SIZE), COSTS, cache_blocks=30, max_num_seqs=4,
         decode_workers=decode_workers, hand_over=link,
@@ -122,7 +122,7 @@ def test_by_prefix_finds_more_than_round_robin():
 
 def test_a_store_gives_all_workers_the_hits_of_one():
     arrivals = requests(8, number=300, gap=0.05)
-    fast = Link(0.0, 1e12, 1000)
+    fast = NetworkLink(0.0, 1e12, 1000)
     one = simulate(arrivals, RoundRobin(1, SIZE), COSTS)
     private = simulate(arrivals, RoundRobin(6, SIZE), COSTS)
     shared = simulate(arrivals, RoundRobin(6, SIZE), COSTS, store=fast)
@@ -134,7 +134,8 @@ def test_a_store_gives_all_workers_the_hits_of_one():
 
 def test_what_is_quicker_computed_is_not_fetched():
     arrivals = requests(9, number=100)
-    slow = Link(0.0, 1000 / (2 * SIZE * COSTS.prefill), 1000)  # a block takes twice its prefill
+    bandwidth = 1000 / (2 * SIZE * COSTS.prefill)  # a block takes twice its prefill
+    slow = NetworkLink(0.0, bandwidth, 1000)
     report = simulate(arrivals, RoundRobin(4, SIZE), COSTS, store=slow)
     assert not any(job.num_fetched for job in report.jobs)
     assert report.hit_rate == simulate(arrivals, RoundRobin(4, SIZE), COSTS).hit_rate
@@ -156,7 +157,7 @@ def test_prefill_apart_keeps_long_prompts_from_the_decodes():
     together = simulate(arrivals, LeastLoaded(1, SIZE), COSTS, chunk=512)
     apart = simulate(
         arrivals, LeastLoaded(1, SIZE), COSTS, chunk=512, decode_workers=1,
-        hand_over=Link(1e-3, 1e9, 1000),
+        hand_over=NetworkLink(1e-3, 1e9, 1000),
     )  # fmt: skip
     assert together.tbt(50) > 3 * apart.tbt(50)
 

@@ -21,9 +21,9 @@ import minikv_kernels  # noqa: F401  before transformers: settles Triton's inter
 import torch  # isort: skip
 from four_ways import EXERCISES, checked_by_reader, on_the_way, reference_sources
 
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import chapters
-from minikv.course.exercises.skeletons import fill, skeleton, targets
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import chapters
+from minikv.course.exercise_data.skeletons import fill, skeleton, targets
 from minikv.course.judge import containment, scenarios
 from minikv.course.judge.checking import CHECKS, MODEL_RUNS
 from minikv.course.judge.examine import COMPILES, examine, import_checks

@@ -17,7 +17,7 @@ import pytest
 from four_ways import right, text_with
 from thorough import thorough_after
 
-from minikv.course.exercises.manifest import find
+from minikv.course.exercise_data.manifest import find
 from minikv.course.grading import grade
 from minikv.course.judge import containment, namespaces, process
 

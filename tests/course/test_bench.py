@@ -27,8 +27,8 @@ from minikv.course.bench import (
     tiers,
 )
 from minikv.course.commands import main
-from minikv.course.measure.running_table import RunningTable
-from minikv.course.measure.workload import Length
+from minikv.course.workloads.running_table import RunningTable
+from minikv.course.workloads.workload import Length
 from minikv.serving import EngineLoop
 from minikv.serving.app import make_app
 from minikv.serving.server import served
@@ -40,7 +40,7 @@ SMALL = {
     "cpu": "--layers 1 --prompt 20 --tokens 2",
     "step": "--batch 1 3 --context 20 --steps 2",
     "scheduler": "--running 4 64 --steps 20",
-    "serving": "--requests 6 --seats 2",
+    "arrivals": "--requests 6 --seats 2",
     "server": "--clients 2 --prompt 8 --tokens 4",
     "radix": "--nodes 1000 2000 --requests 3 --tokens 20",
     "endless": "--tokens 40",

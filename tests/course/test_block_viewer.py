@@ -253,7 +253,7 @@ def test_a_table_keeps_its_lane():
     history = History(pool)
     for names in ("AB", "B", "BC"):
         history.snap(names, {name: tables[name] for name in names})
-    lanes = block_drawing.Layout(history.steps, 0.2, 16).lanes
+    lanes = block_drawing.TableLayout(history.steps, 0.2, 16).lanes
     assert lanes == [{"A": 0, "B": 1}, {"B": 1}, {"B": 1, "C": 0}]
 
 

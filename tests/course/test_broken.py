@@ -10,7 +10,7 @@ import pytest
 from four_ways import different
 
 import minikv
-from minikv.course.exercises.manifest import find
+from minikv.course.exercise_data.manifest import find
 
 ONE = find("04.1")
 HOME = Path("minikv/course/chapters/ch04_paged_blocks")
@@ -63,7 +63,7 @@ def test_an_error_of_ours_is_not_told_as_the_students(root, tmp_path, plant):
     try:
         check = run("check", ONE.id)
         table = tmp_path / "marks.csv"
-        grade = run("grade", tmp_path, "--chapters", "04", "--csv", table, "--jobs", "1")
+        grade = run("grade", tmp_path, "--csv", table, "--jobs", "1")
     finally:
         place.write_text(before)
     for said in (" ".join(check.stderr.split()), grade.stderr if at_once else table.read_text()):

@@ -14,8 +14,8 @@ import pytest
 from four_ways import EXERCISES, right, text_with
 from thorough import thorough_after
 
-from minikv.course.exercises.manifest import chapter_of, find
-from minikv.course.exercises.skeletons import reference
+from minikv.course.exercise_data.manifest import chapter_of, find
+from minikv.course.exercise_data.skeletons import reference
 from minikv.course.grading import grade, reading
 from minikv.course.judge import containment, process
 from minikv.course.judge.examine import import_checks
@@ -72,7 +72,8 @@ CHEATS = {  # what stands above, and the method
         CALLS.format("names['grow']"),
     ),
     "the solved file": (
-        "from minikv.course.exercises import manifest, skeletons\nnames = {'__name__': 'again'}\n"
+        "from minikv.course.exercise_data import manifest, skeletons\n"
+        "names = {'__name__': 'again'}\n"
         "exec(skeletons.solved(manifest.chapter_of('04')), names)",
         CALLS.format("names['BlockTable'].grow"),
     ),
@@ -88,7 +89,7 @@ CHEATS = {  # what stands above, and the method
         "    return here.mine.BlockTable.grow(self, num_tokens)",
     ),
     "a function of the course that calls what it is given": (
-        "from functools import partial\nfrom minikv.course.measure.timing import timed",
+        "from functools import partial\nfrom minikv.course.workloads.timing import timed",
         "def grow(self, num_tokens):\n"
         "    return timed(partial(blocks.BlockTable.grow, self, num_tokens))[1]",
     ),

@@ -16,7 +16,7 @@ from thorough import thorough_after
 from waiting import until
 
 from minikv.course import lab
-from minikv.course.exercises.manifest import find
+from minikv.course.exercise_data.manifest import find
 from minikv.course.judge import containment, namespaces, process
 
 ONE = find("04.1")

@@ -34,9 +34,9 @@ def test_every_check_has_a_remedy_and_runs_after_a_crash(monkeypatch, capsys):
         "CHECKS",
         (
             ("first", crash, "call someone"),
-            ("second", lambda: doctor.Result("skip", "not today"), ""),
-            ("third", lambda: doctor.Result("FAIL", "no", "try yes"), ""),
-            ("fourth", lambda: doctor.Result("ok", "fine"), ""),
+            ("second", lambda: doctor.Finding("skip", "not today"), ""),
+            ("third", lambda: doctor.Finding("FAIL", "no", "try yes"), ""),
+            ("fourth", lambda: doctor.Finding("ok", "fine"), ""),
         ),
     )
     assert doctor.run(argparse.Namespace()) == 1
@@ -54,7 +54,7 @@ def test_every_check_has_a_remedy_and_runs_after_a_crash(monkeypatch, capsys):
 
 def test_exit_code_when_nothing_fails(monkeypatch, capsys):
     monkeypatch.setattr(
-        doctor, "CHECKS", (("gpu", lambda: doctor.Result("skip", "none"), "buy one"),)
+        doctor, "CHECKS", (("gpu", lambda: doctor.Finding("skip", "none"), "buy one"),)
     )
     assert doctor.run(argparse.Namespace()) == 0
     assert capsys.readouterr().out == "skip  gpu       none\n\nReady.\n"

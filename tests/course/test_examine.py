@@ -9,10 +9,10 @@ import pytest
 from four_ways import EXERCISES, right, text_with
 
 from minikv.course import lab
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import chapter_of, find
-from minikv.course.exercises.mistakes import reference_sources
-from minikv.course.exercises.skeletons import body_of, definitions, fill, skeleton
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import chapter_of, find
+from minikv.course.exercise_data.mistakes import reference_sources
+from minikv.course.exercise_data.skeletons import body_of, definitions, fill, skeleton
 from minikv.course.judge import examine, process
 from minikv.course.reader import progress_file
 

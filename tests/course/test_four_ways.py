@@ -17,9 +17,9 @@ from four_ways import (
     text_with,
 )
 
-from minikv.course.exercises.manifest import chapters, find
-from minikv.course.exercises.mistakes import mistake_named, mistakes_of, text_of_mistake
-from minikv.course.exercises.skeletons import definitions, skeleton, targets
+from minikv.course.exercise_data.manifest import chapters, find
+from minikv.course.exercise_data.mistakes import mistake_named, mistakes_of, text_of_mistake
+from minikv.course.exercise_data.skeletons import definitions, skeleton, targets
 from minikv.course.judge import process, scenarios
 from minikv.course.judge.checking import CHECKS, MODEL_RUNS
 from minikv.course.judge.examine import COMPILES, examine, import_checks

@@ -20,9 +20,9 @@ from four_ways import EXERCISES, different, right
 from waiting import PATIENCE, until
 
 from minikv.course.commands import main
-from minikv.course.exercises.manifest import chapter_of, find
-from minikv.course.exercises.mistakes import mistakes_of
-from minikv.course.exercises.skeletons import skeleton
+from minikv.course.exercise_data.manifest import chapter_of, find
+from minikv.course.exercise_data.mistakes import mistakes_of
+from minikv.course.exercise_data.skeletons import skeleton
 from minikv.course.grading import grade as grading
 from minikv.course.grading.similarity import fingerprints, pairs_alike
 from minikv.course.judge import process
@@ -67,7 +67,7 @@ def test_a_class_is_graded(a_class, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "4")
     table, xml = tmp_path / "marks.csv", tmp_path / "marks.xml"
     page, kept = tmp_path / "class.html", tmp_path / "kept.sqlite"
-    command = ("--chapters", "04", "--jobs", "2", "--csv", table, "--junit", xml)
+    command = ("--jobs", "2", "--csv", table, "--junit", xml)
     command += ("--page", page, "--resume", kept)
     command += ("--moodle", tmp_path / "moodle.csv", "--canvas", tmp_path / "canvas.csv")
     done = grade(*a_class, *command)
@@ -120,7 +120,7 @@ def look_at(page):
 
 def test_a_folder_without_exercises_is_refused(tmp_path, capsys):
     assert main(["grade", str(tmp_path)]) == 2
-    assert "has no chNN_" in capsys.readouterr().err
+    assert "is no folder with a hand-in" in capsys.readouterr().err
 
 
 HOSTILE_FILES = {  # name of the student: what stands in the place of the file, and what is told
@@ -133,6 +133,7 @@ HOSTILE_FILES = {  # name of the student: what stands in the place of the file, 
         ),
         "nested|recursion",
     ),
+    "empty": (lambda file: file.touch(), f"{FILE} is empty$"),
     "latin": (lambda file: file.write_bytes("# fün".encode("latin-1")), "not UTF-8"),
     "pipe": (os.mkfifo, "no file"),
     "socket": (lambda file: socket.socket(socket.AF_UNIX).bind(str(file)), "no file"),
@@ -164,23 +165,23 @@ def test_half_of_a_class_is_hostile(tmp_path):
             folders.append(folder)
         (tmp_path / f"student {number}" / FILE).write_text(right(ONE))
         make(tmp_path / name / FILE)
-    assert len(folders) == 30
+    assert len(folders) == 32
     table, xml, page = (tmp_path / name for name in ("marks.csv", "marks.xml", "class.html"))
     tables = ("--csv", table, "--junit", xml, "--page", page)
     done = grade(
-        *map(os.fspath, folders), "--chapters", "04", "--jobs", "1", *tables,
+        *map(os.fspath, folders), "--jobs", "1", *tables,
         preexec_fn=without_the_rights_of_root,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = [row for row in csv.DictReader(table.open()) if row["exercise"] == ONE.id]
-    assert [row["status"] for row in rows] == ["passed", "failed"] * 15
+    assert [row["status"] for row in rows] == ["passed", "failed"] * 16
     names = [name.replace("\udcff", "\\xff") for name in HOSTILE_FILES]
     assert [row["student"] for row in rows[1::2]] == names
     for row, (_, reason) in zip(rows[1::2], HOSTILE_FILES.values(), strict=True):
         assert re.search(reason, row["message"]), row
-    assert len(ElementTree.parse(xml).getroot().findall("testsuite")) == 30
-    assert "30 students" in page.read_text()
-    assert len(done.stdout.splitlines()) >= 31
+    assert len(ElementTree.parse(xml).getroot().findall("testsuite")) == 32
+    assert "32 students" in page.read_text()
+    assert len(done.stdout.splitlines()) >= 33
 
 
 def test_code_that_writes_to_every_open_file_is_told_so():
@@ -237,7 +238,7 @@ def test_what_a_limit_has_ended_is_checked_again_at_the_end(a_class, seconds):
 def test_what_is_not_finished_is_no_mark_and_is_not_kept(a_class, tmp_path, monkeypatch, capsys):
     tables = [option for name in ("moodle", "csv", "junit", "page")
               for option in (f"--{name}", str(tmp_path / name))]  # fmt: skip
-    command = ["grade", str(a_class[0]), "--chapters", "04", "--resume", str(tmp_path / "kept")]
+    command = ["grade", str(a_class[0]), "--resume", str(tmp_path / "kept")]
     pool = TooBusy(None, times=len(chapter_of("04").exercises) + 1)  # all once, the first twice
     monkeypatch.setattr(grading, "workers", lambda jobs: contextlib.nullcontext(pool))
     assert main([*command, *tables]) == 1
@@ -305,7 +306,7 @@ def test_control_c_leaves_tables_of_what_was_checked(a_class, tmp_path, monkeypa
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "4")  # the check that runs then comes to its end
     table = tmp_path / "marks.csv"
     command = [sys.executable, "-m", "minikv", "grade", *map(str, a_class), "--jobs", "1"]
-    command += ["--chapters", "04", "--csv", str(table), "--resume", str(tmp_path / "kept")]
+    command += ["--csv", str(table), "--resume", str(tmp_path / "kept")]
     running = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         # A shell lets what it starts in the background ignore Control-C, and so all below it.
@@ -440,6 +441,6 @@ def test_a_folder_with_names_of_pythons_harms_nothing(tmp_path):
     ran = tmp_path / "ran"
     for name in ("random", "token", "numpy", "json", "queue", "tokenize", "tempfile", "torch"):
         (folder / f"{name}.py").write_text(f"open({str(ran)!r}, 'w')\nraise SystemExit({name!r})")
-    done = grade(".", "--chapters", "04", "--jobs", "1", cwd=folder)
+    done = grade(".", "--jobs", "1", cwd=folder)
     assert done.returncode == 0 and done.stdout.count("✓") == 1, done
     assert not ran.exists()

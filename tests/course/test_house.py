@@ -4,6 +4,7 @@ import ast
 import io
 import re
 import tokenize
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -146,7 +147,16 @@ def room(name: str) -> str:
 
 
 # The rooms that chapters share, from the ground up. Chapters are found there, and not named.
-ROOMS = ("pictures", "measure", "exercises", "judge", "reports", "reader", "grading", "maker")
+ROOMS = (
+    "pictures",
+    "workloads",
+    "exercise_data",
+    "judge",
+    "reports",
+    "reader",
+    "grading",
+    "authoring",
+)
 
 
 def place_in_course(name: str) -> tuple[int, str]:
@@ -202,6 +212,18 @@ def test_the_reading_order_names_every_file_of_the_core_once():
     assert sorted(reading_order()) == core, (
         "name each file where it is to be read: in minikv/__init__.py and docs/ENGINE.md"
     )
+
+
+def test_a_public_class_name_means_one_thing():
+    """Outside the chapters, which are read one at a time."""
+    homes = defaultdict(list)
+    for name, text in sources().items():
+        if ".chapters." not in name:
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes[node.name].append(name)
+    twice = {name: modules for name, modules in homes.items() if len(modules) > 1}
+    assert len(homes) > 300 and not twice, f"give each a name of its own: {twice}"
 
 
 def test_the_documents_list_the_core_in_the_same_order():
@@ -280,6 +302,28 @@ def looks_at_the_time(source: str) -> bool:
         if name in CLOCKS or (name == "time" and ast.unparse(node) == "time.time"):
             return True
     return False
+
+
+def is_left_alone(source: str) -> bool:
+    """Whether code waits with patience and does not look whether that was over."""
+    return any(
+        isinstance(node, ast.Expr) and ast.unparse(node).endswith(".wait(PATIENCE)")
+        for node in ast.walk(ast.parse(source))
+    )
+
+
+HOST, NUMBER = r"""["'](127\.0\.0\.1|localhost)["']""", r"""["']?[1-9]\d+"""
+FIXED_PORT = re.compile(rf"""port["']?\s*[=:,]\s*{NUMBER}|\({HOST}, {NUMBER}|--port {NUMBER}""")
+
+
+def test_no_test_passes_because_its_patience_is_over_or_has_a_port_of_its_own():
+    for file in (ROOT / "tests").rglob("*.py"):
+        source = file.read_text(encoding="utf-8")
+        assert not is_left_alone(source), f"{file}: `assert` what a wait says"
+        assert not FIXED_PORT.search(source), f"{file}: port 0 is a free one"
+    assert is_left_alone("if x:\n    event.wait(PATIENCE)")
+    assert not is_left_alone("assert event.wait(PATIENCE)")
+    assert FIXED_PORT.search("bind((" + "'127.0.0.1', 80))") and FIXED_PORT.search("port=" + "8080")
 
 
 def test_no_test_sleeps_or_looks_at_a_clock_but_for_a_few():

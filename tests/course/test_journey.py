@@ -17,9 +17,9 @@ from four_ways import EXERCISES, checked_by_reader, on_the_way
 
 from minikv.course import lab
 from minikv.course.commands import main
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import chapters, find
-from minikv.course.exercises.skeletons import fill, skeleton
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import chapters, find
+from minikv.course.exercise_data.skeletons import fill, skeleton
 from minikv.course.judge.checking import MODEL_RUNS
 from minikv.course.judge.examine import import_checks
 from minikv.course.judge.result import Line

@@ -21,8 +21,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from thorough import thorough_after
 
 from minikv.course import commands, lab, terminal
-from minikv.course.exercises.manifest import chapter_of, chapters, find
-from minikv.course.exercises.skeletons import fill, skeleton, targets
+from minikv.course.exercise_data.manifest import chapter_of, chapters, find
+from minikv.course.exercise_data.skeletons import fill, skeleton, targets
 from minikv.course.judge.result import Line
 from minikv.course.reader import panel, predictions, progress_file
 from minikv.course.reader.mine import used_below

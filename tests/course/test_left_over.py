@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from minikv.course.exercises.manifest import chapters
+from minikv.course.exercise_data.manifest import chapters
 
 ROOT = Path(__file__).parents[2]
 ID = re.compile(r"\d\d\.[1-9]")

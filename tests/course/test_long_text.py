@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import minikv
-from minikv.course.measure import long_text
+from minikv.course.workloads import long_text
 from minikv.ring import with_config
 
 

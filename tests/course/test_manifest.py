@@ -2,7 +2,7 @@
 
 import pytest
 
-from minikv.course.exercises.manifest import Class, Function, read
+from minikv.course.exercise_data.manifest import Class, Function, read
 
 FOLDER = "ch05_copy_on_write"
 TOP = """

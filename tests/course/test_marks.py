@@ -7,7 +7,7 @@ import pytest
 import torch
 from four_ways import text_with
 
-from minikv.course.exercises.manifest import find
+from minikv.course.exercise_data.manifest import find
 from minikv.course.judge import process
 from minikv.course.judge.observing import Confused, There
 from minikv.course.judge.plain_data import Unreadable, Words, kept, pack, unpack
@@ -181,7 +181,7 @@ scenarios.run = lambda *_: (Tokens([[1], [2], [3]]), 3)
 
 
 def sources_of(exercise):
-    from minikv.course.exercises.mistakes import reference_sources
+    from minikv.course.exercise_data.mistakes import reference_sources
 
     return reference_sources(exercise)
 

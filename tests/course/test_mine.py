@@ -9,12 +9,12 @@ from four_ways import reference_sources
 import minikv
 from minikv.course import lab
 from minikv.course.chapters.ch04_paged_blocks import answers
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import Chapter, chapter_of, chapters, find
-from minikv.course.exercises.skeletons import fill, skeleton
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import Chapter, chapter_of, chapters, find
+from minikv.course.exercise_data.skeletons import fill, skeleton
 from minikv.course.judge.checking import tinypy
 from minikv.course.reader import progress_file
-from minikv.course.reader.parts import Parts
+from minikv.course.reader.parts import PartsRun
 from minikv.course.reports.report import in_terminal
 
 
@@ -186,9 +186,9 @@ def test_what_was_checked_again_need_not_be_checked(exercises):
     solve(exercises, "04.3")
     file = file_of(exercises, "04.3")
     file.write_text(changed(file.read_text()))
-    assert 'changed since it passed: check("04.3")' in repr(Parts())
+    assert 'changed since it passed: check("04.3")' in repr(PartsRun())
     assert not lab.check("04.3").passed
-    assert "04.3 slot_mapping: changed since it passed, and does not pass now" in repr(Parts())
+    assert "04.3 slot_mapping: changed since it passed, and does not pass now" in repr(PartsRun())
 
 
 def test_your_parts_name_what_has_changed_and_what_runs_nowhere(exercises):

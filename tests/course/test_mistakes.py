@@ -2,8 +2,8 @@
 
 import pytest
 
-from minikv.course.exercises.manifest import chapter_of, find
-from minikv.course.exercises.mistakes import (
+from minikv.course.exercise_data.manifest import chapter_of, find
+from minikv.course.exercise_data.mistakes import (
     mistake_named,
     read,
     reference_sources,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minikv.course.maker import new_chapter
+from minikv.course.authoring import new_chapter
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.thorough

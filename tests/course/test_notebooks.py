@@ -8,8 +8,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from minikv.course.exercises.manifest import chapters
-from minikv.course.exercises.skeletons import docstring_of, targets
+from minikv.course.exercise_data.manifest import chapters
+from minikv.course.exercise_data.skeletons import docstring_of, targets
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 # A measured quantity, typed by hand: a number with a unit that only a measurement gives.

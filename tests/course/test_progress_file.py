@@ -2,9 +2,9 @@
 
 import pytest
 
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import find
-from minikv.course.exercises.skeletons import skeleton, solved
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import find
+from minikv.course.exercise_data.skeletons import skeleton, solved
 from minikv.course.reader import progress_file
 from minikv.course.reports.report import Report
 

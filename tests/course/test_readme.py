@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from minikv.course.exercises.manifest import chapters
-from minikv.course.maker import buttons, showcase
+from minikv.course.authoring import buttons, showcase
+from minikv.course.exercise_data.manifest import chapters
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

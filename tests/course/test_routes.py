@@ -13,8 +13,8 @@ import pytest
 from nbclient import NotebookClient
 
 import minikv
-from minikv.course.exercises.manifest import ReaderError, chapters
-from minikv.course.exercises.reader_files import in_folder
+from minikv.course.exercise_data.manifest import ReaderError, chapters
+from minikv.course.exercise_data.reader_files import in_folder
 from minikv.course.reader import progress_file, routes, start
 from minikv.course.reader.overview import Overview
 
@@ -118,7 +118,7 @@ def test_start_in_a_clone_chooses_a_route_and_unpacks_nothing(tmp_path, monkeypa
     before = sorted(clone.rglob("*"))
     for place, said in ((clone, "this clone is your copy"), (clone / "notebooks", "this clone is")):
         monkeypatch.chdir(place)
-        assert start.run(Namespace(folder=None, route="weekend", no_lab=True)) == 0
+        assert start.run(Namespace(folder=None, route="weekend", no_lab=True, plan=None)) == 0
         assert said in " ".join(capsys.readouterr().out.split())
     new = {path.name for path in set(clone.rglob("*")) - set(before)}
     assert new == {".progress", "route"}

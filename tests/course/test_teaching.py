@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minikv.course.exercises.manifest import find
+from minikv.course.exercise_data.manifest import find
 
 ROOT = Path(__file__).resolve().parents[2]
 TEACHING = ROOT / "docs" / "teaching"
@@ -18,6 +18,7 @@ NOTEBOOKS = {path.name[:2]: path for path in (ROOT / "notebooks").glob("*.ipynb"
 def test_slides_show_stored_outputs_and_quote_prose(deck):
     cells = {cell["id"]: cell for cell in json.loads(NOTEBOOKS[deck.stem].read_text())["cells"]}
     named = re.findall(r"^```\{(\w+)\} (.*)$", deck.read_text(), flags=re.MULTILINE)
+    assert deck.read_text().endswith("```{due}\n```\n"), "its last slide says what is for when"
     assert {kind for kind, _ in named} == {"listed", "stored", "notes"}
     for kind, argument in named:
         if kind == "stored":

@@ -11,9 +11,9 @@ from four_ways import EXERCISES, reference_sources, right, right_otherwise, runs
 from thorough import thorough_after
 
 from minikv.course.commands import main
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import ReaderError, chapter_of, chapters
-from minikv.course.exercises.skeletons import (
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import ReaderError, chapter_of, chapters
+from minikv.course.exercise_data.skeletons import (
     definitions,
     fill,
     skeleton,

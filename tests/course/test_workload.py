@@ -6,7 +6,7 @@ from statistics import mean, pstdev
 
 import pytest
 
-from minikv.course.measure.workload import (
+from minikv.course.workloads.workload import (
     Length,
     chat_like,
     conversations,

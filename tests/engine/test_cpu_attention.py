@@ -23,6 +23,7 @@ from helpers import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import PATIENCE
 
 import minikv
 from minikv import Engine, EngineConfig, SamplingParams, TorchAttention, naive_attention
@@ -269,7 +270,8 @@ def test_threads_that_help(checkpoint, monkeypatch):
         for worker in workers:
             worker.start()
         for worker in workers:
-            worker.join(120)
+            worker.join(PATIENCE)
+            assert not worker.is_alive()
         for pair, several, tokens in zip(pairs, prompts, found, strict=True):
             assert tokens == [pair.greedy(prompt, 30) for prompt in several]
         assert len(helpers._pool) >= 2
@@ -338,7 +340,7 @@ def test_what_was_compiled_is_of_these_sources(tmp_path, monkeypatch):
     """A step of int8 is compiled from functions in another file than its own."""
 
     def stamp():
-        return compiler.Cache(exp_of.py_func)._cache_file._source_stamp
+        return compiler.MachineCodeCache(exp_of.py_func)._cache_file._source_stamp
 
     (tmp_path / "kernels.py").write_text("x = 1")
     monkeypatch.setattr(compiler, "SOURCES", [tmp_path])

@@ -6,20 +6,24 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers import (
+    Clairvoyant,
     Pair,
     assert_empty,
     assert_reached,
     careful_engine,
+    drafting_engine,
     drain,
     generate,
     greedy,
     make_model,
     small,
+    step,
 )
 
 import minikv
@@ -163,7 +167,7 @@ def test_other_hybrids_are_refused_by_what_they_have(change, said, hybrid, tmp_p
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("kv_dtype", "int8"), ("host_blocks", 4), ("speculative", "ngram"),
+        ("kv_dtype", "int8"), ("host_blocks", 4),
         ("retention", "pinned"), ("batch_invariant", True), ("attention", "triton"),
     ],
 )  # fmt: skip
@@ -215,6 +219,27 @@ def copies_by_tokens(engine):
 
 def lengths_of(engine, prompt):
     return [len(one) for one in copies_of(engine) if one == tuple(prompt[: len(one)])]
+
+
+def assert_copies(engine, oracle, least):
+    kept = list(copies_by_tokens(engine))
+    assert len(kept) >= least
+    for tokens, slot in kept:
+        oracle.assert_state(engine.pool.memory, slot, tokens)
+
+
+def test_a_copy_is_the_state_after_the_tokens_in_front_of_it(hybrid):
+    """Also of one that is made in a decode, and one within a chunk."""
+    first, second = hybrid.prompts(21, 30, seed=7)
+    engine, oracle = careful_engine(hybrid.lm, small(block_size=4)), Oracle(hybrid.lm)
+    for prompt in (first, first[:11] + second):
+        engine.add_request(prompt, greedy(14))
+        while engine.has_unfinished:
+            step(engine)
+            assert_copies(engine, oracle, 1)
+    assert_copies(engine, oracle, 3)
+    assert_empty(engine)  # and with their blocks, copies go
+    assert engine.stats().states.copies == 0
 
 
 def test_the_last_state_is_kept_and_a_chat_goes_on_there(hybrid):
@@ -296,6 +321,28 @@ def test_another_salt_finds_no_state(hybrid):
     for salt in ("a", "b", "a"):
         engine.generate([[*prompt, 1]], greedy(1, cache_salt=salt))
     assert engine.stats().hit_tokens == 12
+
+
+def test_a_draft_model_with_states_is_refused(hybrid):
+    with pytest.raises(ValueError, match=r"draft_model: .* has layers with a state"):
+        Engine(hybrid.lm, small(speculative="model", draft_model=hybrid.lm))
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.4, 1.0])
+def test_tokens_with_drafts_are_those_without(wrong, hybrid):
+    prompts = hybrid.prompts(21, 5, 33, seed=6)
+    engine = drafting_engine(hybrid.lm, small(block_size=4), Clairvoyant(1, wrong=wrong))
+    outputs = generate(engine, prompts, greedy(24))
+    assert [one.token_ids for one in outputs] == [hybrid.greedy(one, 24) for one in prompts]
+    drafts = engine.stats().speculation
+    assert drafts.drafts > 20 and (drafts.accepted == drafts.drafts) == (wrong == 0.0)
+    # A chat goes on where the copy of its last state lies, though drafts went past it.
+    answered = [prompts[0] + outputs[0].token_ids]
+    assert_copies(engine, Oracle(hybrid.lm), 3)
+    before = engine.stats().hit_tokens
+    generate(engine, [[*answered[0], 3]], greedy(2))
+    assert engine.stats().hit_tokens - before >= 40
+    assert_empty(engine)
 
 
 def test_samples_and_beams_have_states_of_their_own(hybrid):
@@ -384,11 +431,14 @@ class Player:
     def __init__(self, lm, oracle, seed, seen):
         self.rng, self.lm, self.oracle, self.seen = random.Random(seed), lm, oracle, seen
         draw, size = self.rng.choice, lm.config.state_bytes(torch.float32)
-        self.engine = careful_engine(lm, small(
+        draft = Clairvoyant(seed, wrong=draw([0.1, 0.5]))
+        config = small(
             block_size=draw([1, 2, 4]), num_blocks=draw([24, 40, 90]), max_num_seqs=draw([3, 8]),
             max_batch_tokens=draw([8, 24, 64]), prefix_cache=draw([True, True, True, False]),
             state_bytes=max(1, draw([0, 2, 5, 60]) * size), state_interval=draw([0, 0, 8]),
-        ))  # fmt: skip
+        )  # fmt: skip
+        make = careful_engine if draw([True, False]) else partial(drafting_engine, drafter=draft)
+        self.engine = make(lm, config)
         self.texts = [self.text(self.rng.randint(4, 20)) for _ in range(3)]
         self.requests, self.done = {}, []
 
@@ -410,6 +460,9 @@ class Player:
             hits=stats.states.used, recomputed=stats.states.recomputed_tokens > 0,
             preemptions=stats.preemptions, copies=stats.states.made,
         )  # fmt: skip
+        if drafts := stats.speculation:
+            self.seen["right drafts"] += drafts.accepted
+            self.seen["wrong drafts"] += drafts.drafts - drafts.accepted
         for request in self.done:
             for sample in request.sequences:
                 self.oracle.assert_output(request, FakeSample(sample.output_ids))
@@ -510,7 +563,7 @@ class FakeSample:
 FLOORS = {  # of a thousand operations
     "hits": 20, "recomputed": 1, "preemptions": 10, "copies": 100, "forks": 20, "aborts": 5,
     "interrupts": 2, "beams": 1, "dropped copies": 4, "evicted blocks": 10, "chunks": 20,
-    "states compared": 100, "copies compared": 100,
+    "states compared": 100, "copies compared": 100, "right drafts": 50, "wrong drafts": 50,
 }  # fmt: skip
 
 
@@ -607,6 +660,17 @@ def copied_a_step_late(patch):
     patch.setattr(StateAttention, "compute", behind)
 
 
+def rejected_drafts_stay(patch):
+    """A state keeps what was drafted in vain (tpu-inference #3178, mlx-lm #1730)."""
+    keep = StateAttention.keep
+
+    def all_of(self, counts):
+        longest = {one.row: one.last - one.first for one in self._tries}
+        keep(self, [longest.get(row, count) for row, count in enumerate(counts)])
+
+    patch.setattr(StateAttention, "keep", all_of)
+
+
 def shared_by_forks(patch):
     """A fork goes on with its parent's state, as it does with its blocks."""
     patch.setattr(StateMemory, "copy", lambda memory, source, target: None)
@@ -619,7 +683,8 @@ def not_dropped_with_its_block(patch):
 
 BUGS = [
     never_zeroed, never_written, carried_too_early, gone_once_used, kept_by_who_is_not_admitted,
-    only_the_last_state, copied_a_step_late, shared_by_forks, not_dropped_with_its_block,
+    only_the_last_state, copied_a_step_late, rejected_drafts_stay, shared_by_forks,
+    not_dropped_with_its_block,
 ]  # fmt: skip
 
 
@@ -629,4 +694,5 @@ def test_bugs_of_other_engines_are_caught(plant, tiny_hybrid, hybrid, monkeypatc
     with pytest.raises(AssertionError):
         test_the_third_prompt_of_a_kind_begins_at_the_junction(hybrid)
         test_the_fourth_finds_it_again(hybrid)
+        test_a_copy_is_the_state_after_the_tokens_in_front_of_it(hybrid)
         play(tiny_hybrid, 500, Counter())

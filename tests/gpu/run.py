@@ -164,10 +164,10 @@ def steps() -> None:
     clock, repeats = measuring()
     lm, size = random_model(**gpu.SHAPE, device=clock.device, dtype=gpu_clock.DTYPE)
     table, copy = Told("steps", repeats), gpu_clock.Copy(clock.device)
-    gpu.add_steps(table, clock, copy, lm, size, gpu.GOALS, gpu.Steps())
+    gpu.add_steps(table, clock, copy, lm, size, gpu.GOALS, gpu.DecodeSteps())
     for batch in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16):
-        [(seconds, _)] = gpu.decode_rounds(lm, batch, gpu.Steps(), 1)
-        rate = batch * gpu.Steps().steps / seconds
+        [(seconds, _)] = gpu.decode_rounds(lm, batch, gpu.DecodeSteps(), 1)
+        rate = batch * gpu.DecodeSteps().steps / seconds
         tell(claim=f"{SEED_CLAIM:,} tokens/s", batch=batch, tokens_per_s=round(rate, 1))
         if rate >= SEED_CLAIM or not on_gpu():
             break
@@ -181,7 +181,7 @@ def transformers() -> None:
 
     from minikv.course.bench import gpu
 
-    device, shape, sizes = measuring(kernels=False)[0].device, gpu.SHAPE, gpu.Steps()
+    device, shape, sizes = measuring(kernels=False)[0].device, gpu.SHAPE, gpu.DecodeSteps()
     config = LlamaConfig(
         num_hidden_layers=shape["num_layers"], num_attention_heads=shape["num_heads"],
         num_key_value_heads=shape["num_kv_heads"], max_position_embeddings=shape["max_context"],
@@ -282,8 +282,8 @@ def measuring(kernels=True):
         vocab_size=300, hidden_size=64, intermediate_size=96, num_layers=1, num_heads=2,
         num_kv_heads=1, max_context=64,
     )  # fmt: skip
-    gpu.GOALS, usual = {1: 0, 2: 0}, gpu.Steps
-    gpu.Steps = lambda: usual(context=20, steps=2, warm_up=1, batch_tokens=40)
+    gpu.GOALS, usual = {1: 0, 2: 0}, gpu.DecodeSteps
+    gpu.DecodeSteps = lambda: usual(context=20, steps=2, warm_up=1, batch_tokens=40)
     if kernels:
         interpreter()
         from minikv.course.bench import gpu_kernels

@@ -23,7 +23,7 @@ interpreted = pytest.mark.skipif(
 )
 SHAPE = dict(vocab_size=300, hidden_size=64, intermediate_size=96, num_layers=1, num_heads=2,
              num_kv_heads=1, max_context=64)  # fmt: skip
-STEPS = gpu.Steps(context=20, steps=2, warm_up=1, batch_tokens=40)
+STEPS = gpu.DecodeSteps(context=20, steps=2, warm_up=1, batch_tokens=40)
 
 
 class MadeUpClock:
@@ -178,7 +178,7 @@ def test_the_command_from_end_to_end(small, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gpu_kernels, "CASES", cases)
     monkeypatch.setattr(gpu, "SHAPE", SHAPE)
     monkeypatch.setattr(gpu, "GOALS", {1: 55})
-    monkeypatch.setattr(gpu, "Steps", lambda: STEPS)
+    monkeypatch.setattr(gpu, "DecodeSteps", lambda: STEPS)
     file = tmp_path / "figures.json"
     assert main(["bench", "gpu", "--repeats", "2", "--json", str(file)]) == 0
     printed, rows = capsys.readouterr().out, json.loads(file.read_text())["tables"]["gpu"]["rows"]

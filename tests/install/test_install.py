@@ -19,7 +19,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from minikv.course.maker import buttons
+from minikv.course.authoring import buttons
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = "notebooks/00_start_here.ipynb"

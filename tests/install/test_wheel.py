@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from four_ways import right
 
-from minikv.course.exercises.manifest import find
-from minikv.course.exercises.skeletons import skeleton
+from minikv.course.exercise_data.manifest import find
+from minikv.course.exercise_data.skeletons import skeleton
 from minikv.course.reader import unpacked
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from minikv.quant.attention import QuantisedAttention
 from minikv.quant.formats import format_of
 from minikv.quant.oracle import QuantisedOracle
 from minikv_kernels.codes import NAMES, Codes
-from minikv_kernels.codes_attention import OpenKeys, codes_decode, codes_prefill
+from minikv_kernels.codes_attention import FloatKeys, codes_decode, codes_prefill
 from minikv_kernels.codes_write import write_codes
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
@@ -194,7 +194,7 @@ def arguments(tinypy, kv_dtype):
     codes = Codes(kv_dtype, **{name: part[0] for name, part in store.parts.items()})
     one = torch.zeros(1, dtype=torch.int64, device=DEVICE)
     k = torch.zeros(1, 2, 16, device=DEVICE)
-    own = OpenKeys(k, store.open.keys[0], one) if store.open is not None else None
+    own = FloatKeys(k, store.open.keys[0], one) if store.open is not None else None
     return codes, k, one, own
 
 

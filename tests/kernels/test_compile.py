@@ -113,7 +113,7 @@ def launch_codes(name, head_dim=128, group=4, dtype=torch.bfloat16, block_size=1
     q = torch.zeros(16, KV_HEADS * group, head_dim, dtype=dtype)
     k, keys = q[:, :KV_HEADS].contiguous(), torch.zeros(4, *rows, head_dim, dtype=dtype)
     index = torch.zeros(16, dtype=torch.int64)
-    own = codes_attention.OpenKeys(k, keys, index) if low else None
+    own = codes_attention.FloatKeys(k, keys, index) if low else None
     closing = torch.zeros(1, 3, dtype=torch.int64)
     codes_write.write_codes(k, k, codes, index, *((keys, index, closing) if low else ()))
     tables, lens, start = torch.zeros(16, 4096, dtype=torch.int64), index + 1, torch.arange(17)

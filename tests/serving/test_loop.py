@@ -14,7 +14,7 @@ from helpers import assert_empty, careful_engine
 from waiting import PATIENCE, until
 
 from minikv import Engine, EngineConfig, Sampler, SamplingParams
-from minikv.cluster.worker import EngineWorker, Job
+from minikv.cluster.worker import EngineWorker, WorkerJob
 from minikv.outputs import Delta
 from minikv.serving import Asked, EngineLoop, Inbox, RequestFailed, Steps
 from minikv.serving.inbox import Rounds
@@ -232,7 +232,7 @@ def test_a_request_that_fails_ends_alone(tinypy, served_by, caplog):
             worker = EngineWorker(tinypy.lm, config, work_seconds=3600)
             worker.engine = engine
             worker.steps = Steps(engine, worker._fail)
-            jobs = [Job(i, *one) for i, one in enumerate([*cases, ([6] * 20, bad)])]
+            jobs = [WorkerJob(i, *one) for i, one in enumerate([*cases, ([6] * 20, bad)])]
             done = worker.work(jobs, [])
             found = [
                 [(one.token_ids, one.text, one.finish_reason) for one in done.progress

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import minikv
-from minikv.course.exercises.manifest import chapters
+from minikv.course.exercise_data.manifest import chapters
 from minikv.course.pictures import film
 
 ROOT = Path(__file__).parents[2]

@@ -146,7 +146,7 @@ def test_a_short_hit_is_not_fetched(engine_of):
 def test_write_through_has_everything_below_at_once(engine_of, tmp_path):
     engine = engine_of(host_blocks=64, disk_path=tmp_path, write_through=True)
     generate(engine, [PROMPT], params(1))
-    engine.tiers.disk.wait()
+    assert engine.tiers.disk.wait()
     engine.cache.evict(1)
     assert engine.stats().tiers["host"].bytes_in == 8 * engine.tiers.block_bytes
     assert engine.stats().tiers["disk"].blocks == 8

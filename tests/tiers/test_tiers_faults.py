@@ -105,7 +105,7 @@ def test_disk_full(engine_of, tmp_path, caplog):
     engine = engine_of(**TINY, host_blocks=4, disk_path=tmp_path)
     engine.tiers.disk.tier._db.execute("PRAGMA max_page_count = 12")
     assert serve(engine) == serve(engine_of(num_blocks=400))
-    engine.tiers.disk.wait()
+    assert engine.tiers.disk.wait()
     assert [r.message for r in caplog.records] == [
         "the tier cannot be written: OperationalError: database or disk is full"
     ]
@@ -128,7 +128,7 @@ class Failing:
 def test_a_tier_that_always_fails(engine_of, tmp_path, caplog):
     engine = engine_over(engine_of, Failing(), tmp_path, host_blocks=4)
     assert serve(engine) == serve(engine_of(num_blocks=400))
-    engine.tiers.disk.wait()
+    assert engine.tiers.disk.wait()
     assert {r.levelno for r in caplog.records} == {logging.WARNING}
     assert 1 <= len(caplog.records) <= 2, "one line for each kind of failure"
 
@@ -257,7 +257,7 @@ def test_what_can_only_be_read_is_read(engine_of, tmp_path, caplog):
     fill(engine)
     generate(engine, [PROMPT], params())
     assert engine.stats().tiers["disk"].hits == 8
-    engine.tiers.disk.wait()
+    assert engine.tiers.disk.wait()
     assert ["readonly" in r.message for r in caplog.records] == [True]
 
 
@@ -283,7 +283,7 @@ def test_damaged_entries_are_misses(engine_of, tmp_path, caplog):
     engine = engine_of(**TINY, host_blocks=4, disk_path=tmp_path)
     [first] = generate(engine, [PROMPT], params())
     fill(engine)
-    engine.tiers.disk.wait()
+    assert engine.tiers.disk.wait()
     database = sqlite3.connect(tmp_path / FILE)
     rows = database.execute("SELECT name, data FROM entries").fetchall()
     for index, (name, data) in enumerate(rows):
@@ -396,7 +396,7 @@ def test_two_processes_in_one_folder(engine_of, tmp_path):
     try:
         engine = engine_of(**TINY, host_blocks=4, disk_path=tmp_path, disk_bytes="60 KiB")
         assert serve(engine, 6) == serve(engine_of(num_blocks=400), 6)
-        engine.tiers.disk.wait()
+        assert engine.tiers.disk.wait()
         assert engine.stats().tiers["disk"].bytes_in > 0
         engine.check()
     finally:

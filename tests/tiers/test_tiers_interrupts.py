@@ -23,8 +23,8 @@ def use(background):
     """Every call that an engine makes."""
     for name in NAMES[:3]:
         background.put(name, NAMES[3], bytes(300))
-    background.get(NAMES, lambda entry, name: memoryview(entry)).done.wait(PATIENCE)
-    background.ask(NAMES).done.wait(PATIENCE)
+    assert background.get(NAMES, lambda entry, name: memoryview(entry)).done.wait(PATIENCE)
+    assert background.ask(NAMES).done.wait(PATIENCE)
     assert background.wait(PATIENCE)
 
 

@@ -14,7 +14,7 @@ from tiers_case import damaged
 
 from minikv import OutOfBlocks
 from minikv.tiers import entry
-from minikv.tiers.costs import FAST_ENOUGH, Line, Link, Prefill, blocks_to_fetch
+from minikv.tiers.costs import FAST_ENOUGH, FittedLine, Link, Prefill, blocks_to_fetch
 from minikv.tiers.host import HostPool
 from minikv.tiers.names import block_name, block_names, identity_of, root_name
 
@@ -106,7 +106,7 @@ def test_blocks_to_fetch_is_the_best_of_all_counts(tiers, latency, bandwidth, ra
 
 
 def test_a_line_is_found_and_follows():
-    line = Line()
+    line = FittedLine()
     assert line.fit() is None
     line.add(100, 0.5)
     assert line.fit() == (0, pytest.approx(200))
@@ -121,7 +121,7 @@ def test_a_line_is_found_and_follows():
 
 def test_slow_reads_of_one_block_do_not_end_longer_ones():
     """Nothing tells whether more blocks would take longer, until some are tried."""
-    reading, prefill = Line(), Prefill(0.003, 10_000)
+    reading, prefill = FittedLine(), Prefill(0.003, 10_000)
     for _ in range(5):
         reading.add(1000, 0.005)
         link = Link(*reading.fit(flat=True))

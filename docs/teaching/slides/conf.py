@@ -19,7 +19,7 @@ revealjs_script_conf = {
     "width": 1280,
     "height": 720,
     "hash": True,
-    "slideNumber": True,
+    "slideNumber": "c/t",
     "transition": "none",
     "center": False,
 }

@@ -4,7 +4,9 @@ Nothing is executed. A picture, a table or a printed result on a slide is what t
 holds, so the slides change when the notebooks are run again.
 """
 
+import os
 import re
+import tomllib
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -15,7 +17,9 @@ from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
 
 WHOSE = ": the reference's, until you pass"  # what `mine` prints
-NOTEBOOKS = Path(__file__).resolve().parents[3] / "notebooks"
+ROOT = Path(__file__).resolve().parents[3]
+NOTEBOOKS, COURSE = ROOT / "notebooks", ROOT / "minikv" / "course"
+PLAN = Path(os.environ.get("PLAN") or COURSE / "plans" / "fourteen_weeks.toml")
 
 
 @cache
@@ -113,8 +117,28 @@ class Notes(Directive):
         ]
 
 
+class Due(Directive):
+    """Which of the chapter's exercises are for which week of the plan in $PLAN."""
+
+    def run(self) -> list[nodes.Node]:
+        number = number_of(self)
+        plan = tomllib.loads(PLAN.read_text(encoding="utf-8"))
+        (file,) = COURSE.glob(f"chapters/ch{number}_*/chapter.toml")
+        about = tomllib.loads(file.read_text(encoding="utf-8"))
+        items = nodes.bullet_list()
+        for week, row in enumerate(plan["week"], 1):
+            mine = [id_ for id_ in row["exercises"] if id_.startswith(f"{number}.")]
+            if mine:
+                until = f", until {row['deadline']:%a %d %B, %H:%M}" if "deadline" in row else ""
+                told = [f"{id_} {' · '.join(about[id_]['about'].split(' · ')[:2])}" for id_ in mine]
+                text = f"Week {week}{until}: {'; '.join(told)}"
+                items += nodes.list_item("", nodes.paragraph(text=text))
+        return [items] if items.children else []
+
+
 def setup(app) -> dict[str, bool]:
     app.add_directive("listed", Listed)
     app.add_directive("stored", Stored)
     app.add_directive("notes", Notes)
+    app.add_directive("due", Due)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from minikv.course.arguments import positive
 from minikv.course.bench import (
+    arrivals,
     cluster,
     cpu,
     decode,
@@ -27,7 +28,6 @@ from minikv.course.bench import (
     ragged,
     scheduler,
     server,
-    serving,
     speculative,
     step,
     tiers,
@@ -42,7 +42,7 @@ BENCHMARKS = {
     "cpu": (cpu, "the engine beside the memory's rate, at prefill, and on a busy machine"),
     "step": (step, "parts of a compiled decode step, beside what the machine can do"),
     "scheduler": (scheduler, "host time of a decode step, the model left out"),
-    "serving": (serving, "requests that arrive at random: static batches, continuous, cached"),
+    "arrivals": (arrivals, "requests that arrive at random: static batches, continuous, cached"),
     "server": (
         server,
         "the server over HTTP: tokens per second, first tokens, llama.cpp's beside it",

@@ -24,12 +24,12 @@ import torch
 
 import minikv
 from minikv.cluster.routing import EVERY_POLICY, ByOwnPrefix, LeastLoaded, Name, Router
-from minikv.cluster.simulate import Arrival, Blocks, Costs, Link, Report, simulate
+from minikv.cluster.simulate import Arrival, Blocks, FleetReport, NetworkLink, StepSeconds, simulate
 from minikv.course.arguments import positive
 from minikv.course.bench.harness import Aim, BenchTable
 from minikv.course.chapters.ch07_radix_prefix_cache.hit_rate import ids_of_jobs, ids_of_trace
-from minikv.course.measure.timing import timed
-from minikv.course.measure.workload import Job, conversations, read_trace
+from minikv.course.workloads.timing import timed
+from minikv.course.workloads.workload import Job, conversations, read_trace
 from minikv.language_model import LanguageModel
 
 BLOCK_OF_A_TRACE = 512  # tokens, in Mooncake's traces
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> BenchTable:
     else:
         costs = costs_of_an_h100(mean(one.num_tokens for one in arrivals))
         note, per_token = "by data sheet, not measured", BYTES_PER_TOKEN
-    link = Link(1e-3, NETWORK, block_size * per_token)
+    link = NetworkLink(1e-3, NETWORK, block_size * per_token)
     best = hit_rate_of_one_cache(arrivals)
     table = BenchTable("cluster: many workers, simulated", repeats=1)
     table.notes += [
@@ -141,14 +141,14 @@ def run_peer(numbers: Seq[int], lm: LanguageModel) -> BenchTable:
     return table
 
 
-def costs_note(costs: Costs, where: str) -> str:
+def costs_note(costs: StepSeconds, where: str) -> str:
     return (
         f"a step: {1e3 * costs.start:.2f} ms, {1e6 * costs.prefill:.1f} µs per prompt token, "
         f"{1e6 * costs.decode:.0f} µs per sequence; {where}"
     )
 
 
-def add(table: BenchTable, number: int, name: str, report: Report, best: float | None) -> None:
+def add(table: BenchTable, number: int, name: str, report: FleetReport, best: float | None) -> None:
     row = {
         "workers": number,
         "routing": name,
@@ -163,7 +163,7 @@ def add(table: BenchTable, number: int, name: str, report: Report, best: float |
     table.add(row, Aim("hit rate", ">=", 0.9 * best) if best is not None else None)
 
 
-def measured_costs(lm: LanguageModel) -> Costs:
+def measured_costs(lm: LanguageModel) -> StepSeconds:
     """What a step of the engine takes here: decodes of two batches, and a prompt. What a step takes
     besides its tokens is that of a decode: the line through two prompts would not have it, for a
     long one takes more per token than a short one."""
@@ -184,12 +184,12 @@ def measured_costs(lm: LanguageModel) -> Costs:
     one, many, prompt = seconds(1, 0), seconds(16, 0), seconds(1, 256)
     decode = max(0.0, (many - one) / 15)
     start = max(1e-6, one - decode)
-    return Costs(start, max(1e-9, (prompt - start) / 256), decode)
+    return StepSeconds(start, max(1e-9, (prompt - start) / 256), decode)
 
 
-def costs_of_an_h100(mean_context: float) -> Costs:
+def costs_of_an_h100(mean_context: float) -> StepSeconds:
     """By arithmetic: a step reads the weights, and K and V of each sequence; a prompt computes."""
-    return Costs(
+    return StepSeconds(
         start=2 * WEIGHTS / BANDWIDTH,
         prefill=2 * WEIGHTS / FLOPS,
         decode=mean_context * BYTES_PER_TOKEN / BANDWIDTH,

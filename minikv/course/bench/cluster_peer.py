@@ -25,7 +25,7 @@ from minikv.cluster.local_server import free_port
 from minikv.cluster.routing import EVERY_POLICY, RoundRobin
 from minikv.cluster.worker import EngineWorker
 from minikv.course.bench.harness import BenchTable, bar
-from minikv.course.measure.workload import Job, conversations
+from minikv.course.workloads.workload import Job, conversations
 from minikv.language_model import LanguageModel
 from minikv.serving.app import make_app
 from minikv.serving.server import served

@@ -17,9 +17,9 @@ from minikv.cluster.actors import ray_workers
 from minikv.cluster.front import Front, Stream
 from minikv.cluster.local_server import local_server
 from minikv.cluster.routing import ByPrefix, RoundRobin, Router
-from minikv.cluster.simulate import Arrival, Costs, percentile, simulate
+from minikv.cluster.simulate import Arrival, StepSeconds, percentile, simulate
 from minikv.course.bench.harness import Aim, BenchTable
-from minikv.course.measure.workload import Job, conversations, write_code
+from minikv.course.workloads.workload import Job, conversations, write_code
 from minikv.language_model import LanguageModel
 
 CONFIG = EngineConfig(num_blocks=4096)
@@ -29,7 +29,7 @@ EFFICIENCY = 0.85  # of N workers, in shares of N times one
 PROMPT, OUTPUT, AT_ONCE = 256, 128, 24  # of the throughput: tokens, and requests per worker
 
 
-class Served(NamedTuple):
+class ServedJobs(NamedTuple):
     """What became of jobs on real workers."""
 
     streams: list[Stream]
@@ -38,7 +38,7 @@ class Served(NamedTuple):
     seconds: float
 
 
-def serve(front: Front, jobs: list[Job]) -> Served:
+def serve(front: Front, jobs: list[Job]) -> ServedJobs:
     """Send each job when it arrives, and wait for all."""
     before = _counts(front)
     started, streams = time.monotonic(), []
@@ -53,7 +53,7 @@ def serve(front: Front, jobs: list[Job]) -> Served:
     after = _counts(front)
     busy = [new[0] - old[0] for new, old in zip(after, before, strict=True)]
     hits = sum(new[1] - old[1] for new, old in zip(after, before, strict=True))
-    return Served(streams, busy, hits, seconds)
+    return ServedJobs(streams, busy, hits, seconds)
 
 
 def _counts(front: Front) -> list[tuple[float, int]]:
@@ -69,7 +69,7 @@ def add_rows(
     table: BenchTable,
     numbers: list[int],
     lm: LanguageModel,
-    costs: Costs,
+    costs: StepSeconds,
     arrivals_of_jobs: Callable[[list[Job]], list[Arrival]],
     block_size: int,
 ) -> None:
@@ -121,7 +121,7 @@ def cluster(number: int, policy: type[Router], config: EngineConfig) -> Iterator
         yield front
 
 
-def measured(served: Served, jobs: list[Job], num_tokens: int) -> dict[str, float]:
+def measured(served: ServedJobs, jobs: list[Job], num_tokens: int) -> dict[str, float]:
     """A row. `num_tokens`: in whole blocks of the prompts."""
     times = [stream.times for stream in served.streams]
     firsts = [first - taken for taken, first, _ in times]
@@ -139,7 +139,7 @@ def measured(served: Served, jobs: list[Job], num_tokens: int) -> dict[str, floa
     }
 
 
-def spread_out(jobs: list[Job], number: int, costs: Costs) -> list[Job]:
+def spread_out(jobs: list[Job], number: int, costs: StepSeconds) -> list[Job]:
     """The same, over as long a time as gives each worker `LOAD` of what it can compute, if nothing
     is found in a cache and nothing decoded together."""
     work = sum(

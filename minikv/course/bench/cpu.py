@@ -33,7 +33,7 @@ from minikv.course.bench.harness import (
 )
 from minikv.course.bench.random_model import random_model
 from minikv.course.bench.step import decoding
-from minikv.course.measure.timing import timed
+from minikv.course.workloads.timing import timed
 
 LARGE: dict[str, Any] = dict(
     vocab_size=4096, hidden_size=1024, intermediate_size=2816, num_heads=16, num_kv_heads=8,

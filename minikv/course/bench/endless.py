@@ -17,8 +17,8 @@ import torch
 import minikv
 from minikv.course.arguments import positive
 from minikv.course.bench.harness import BenchTable, Spread
-from minikv.course.measure import long_text as long
-from minikv.course.measure.timing import timed
+from minikv.course.workloads import long_text as long
+from minikv.course.workloads.timing import timed
 from minikv.language_model import LanguageModel
 from minikv.ring import with_config
 

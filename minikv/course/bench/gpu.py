@@ -23,7 +23,7 @@ from minikv.course.bench import peers
 from minikv.course.bench.gpu_clock import COPIED, DTYPE, Copy, CudaClock, Product
 from minikv.course.bench.harness import Aim, BenchTable, Spread, over
 from minikv.course.bench.random_model import random_model
-from minikv.course.measure.timing import no_gc
+from minikv.course.workloads.timing import no_gc
 
 COMMAND = "python -m minikv bench gpu"
 SHAPE: dict[str, Any] = dict(
@@ -34,7 +34,7 @@ GOALS = {1: 55, 8: 55, 64: 65, 256: 70}  # % of the roofline, by batch
 BLOCK = 16  # tokens
 
 
-class Steps(NamedTuple):
+class DecodeSteps(NamedTuple):
     """How decode steps are measured."""
 
     context: int = 1024  # tokens, halfway
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> BenchTable:
     table.notes.append(f"a copy within the device: {Spread(rates)} GB/s, read and written")
     add_kernels(table, clock, copy)
     lm, weight_bytes = random_model(**SHAPE, device=clock.device, dtype=DTYPE)
-    add_steps(table, clock, copy, lm, weight_bytes, GOALS, Steps())
+    add_steps(table, clock, copy, lm, weight_bytes, GOALS, DecodeSteps())
     return table
 
 
@@ -104,7 +104,7 @@ def measured(
 
 def add_steps(
     table: BenchTable, clock: CudaClock, copy: Copy, lm: minikv.LanguageModel, weight_bytes: int,
-    goals: Mapping[int, float], sizes: Steps,
+    goals: Mapping[int, float], sizes: DecodeSteps,
 ) -> None:  # fmt: skip
     """A row for each batch of `goals`."""
     token_bytes = lm.config.kv_bytes_per_token(lm.dtype)
@@ -131,7 +131,7 @@ def tokens_read(contexts: Sequence[int], steps: int) -> int:
 
 
 def decode_rounds(
-    lm: minikv.LanguageModel, batch: int, sizes: Steps, repeats: int
+    lm: minikv.LanguageModel, batch: int, sizes: DecodeSteps, repeats: int
 ) -> list[tuple[float, list[int]]]:
     """(seconds, contexts of the first step) of consecutive rounds, in which `batch` requests decode
     and none joins or leaves."""

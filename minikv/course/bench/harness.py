@@ -23,9 +23,9 @@ import torch
 from tqdm import tqdm
 
 import minikv
-from minikv.course.exercises.files import write_whole
-from minikv.course.measure.running_table import processor
-from minikv.course.measure.timing import timed
+from minikv.course.exercise_data.whole_files import write_whole
+from minikv.course.workloads.running_table import processor
+from minikv.course.workloads.timing import timed
 
 
 class Spread:

@@ -27,7 +27,7 @@ from minikv.course.bench.harness import (
 )
 from minikv.course.bench.random_model import random_model
 from minikv.course.bench.tiers import conversations, serve
-from minikv.course.measure.timing import no_gc
+from minikv.course.workloads.timing import no_gc
 
 SIZE, LAYERS = 16, 5  # tokens in a block
 CHUNK = 512  # tokens of a step, where sequences are counted

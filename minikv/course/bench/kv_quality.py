@@ -11,7 +11,7 @@ import minikv
 from minikv.course.arguments import positive
 from minikv.course.bench.harness import BenchTable, bar
 from minikv.course.bench.kv_peers import others
-from minikv.course.measure.corpus import read_corpus
+from minikv.course.workloads.corpus import read_corpus
 from minikv.quant import quality
 
 

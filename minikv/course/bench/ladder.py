@@ -9,7 +9,7 @@ from math import inf
 
 import minikv
 from minikv.course.bench.harness import BenchTable, Spread
-from minikv.course.measure.running_table import RunningTable
+from minikv.course.workloads.running_table import RunningTable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

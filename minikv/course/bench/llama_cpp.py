@@ -164,7 +164,7 @@ class Params(ctypes.Structure):
         self.raw[field] = list(value.to_bytes(size, "little"))
 
 
-class Batch(ctypes.Structure):
+class LlamaBatch(ctypes.Structure):
     _fields_ = (
         ("n_tokens", INT),
         ("token", ctypes.POINTER(INT)),
@@ -184,9 +184,9 @@ SIGNATURES = {
     "llama_init_from_model": (POINTER, [POINTER, Params]),
     "llama_free": (None, [POINTER]),
     "llama_get_memory": (POINTER, [POINTER]),
-    "llama_batch_init": (Batch, [INT, INT, INT]),
-    "llama_batch_free": (None, [Batch]),
-    "llama_decode": (INT, [POINTER, Batch]),
+    "llama_batch_init": (LlamaBatch, [INT, INT, INT]),
+    "llama_batch_free": (None, [LlamaBatch]),
+    "llama_decode": (INT, [POINTER, LlamaBatch]),
     "llama_get_logits": (ctypes.POINTER(ctypes.c_float), [POINTER]),
     "llama_memory_seq_pos_max": (INT, [POINTER, INT]),
     "llama_memory_seq_rm": (ctypes.c_bool, [POINTER, INT, INT, INT]),

@@ -4,7 +4,7 @@ pool and block table; beside it, the reservation of a model's whole context.
 Waste is averaged over time: after every token of every request's life, from its whole
 prompt to the last token that is stored, slots are counted as held and as used.
 
-Lengths come from the seeded generator of chat-like requests in `minikv.course.measure.workload`.
+Lengths come from the seeded generator of chat-like requests in `minikv.course.workloads.workload`.
 `--trace FILE` reads a trace itself: a csv with the columns ContextTokens and
 GeneratedTokens, as AzureLLMInferenceTrace_conv.csv of github.com/Azure/AzurePublicDataset,
 or a jsonl file as those of github.com/kvcache-ai/Mooncake.
@@ -16,8 +16,8 @@ from pathlib import Path
 import minikv
 from minikv.course.arguments import positive
 from minikv.course.bench.harness import Aim, BenchTable, Spread, bar
-from minikv.course.measure.timing import timed
-from minikv.course.measure.workload import Length, chat_like, read_trace
+from minikv.course.workloads.timing import timed
+from minikv.course.workloads.workload import Length, chat_like, read_trace
 
 CONTEXT = 2048  # tokens, a usual model's maximum when paging was invented
 

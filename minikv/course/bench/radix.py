@@ -19,7 +19,7 @@ import minikv
 from minikv.course.arguments import positive
 from minikv.course.bench import peers
 from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, over
-from minikv.course.measure.timing import no_gc, timed
+from minikv.course.workloads.timing import no_gc, timed
 
 BLOCK = 16  # tokens
 DEPTH = 62  # blocks of a prompt, 992 tokens

@@ -1,9 +1,9 @@
 """The server beside the engine without it, and beside llama.cpp's server.
 
-All clients ask at once, greedily and for streams; they are one process (`server_load`). A row has
-the tokens per second from the first request to the last token, and two times of the clients: from
-the request to the first token, and from one piece of a stream to the next. A piece may have several
-tokens. The engine's own rate is that of `generate` with the same prompts.
+All clients ask at once, greedily and for streams; they are one process (`server_clients`). A row
+has the tokens per second from the first request to the last token, and two times of the clients:
+from the request to the first token, and from one piece of a stream to the next. A piece may have
+several tokens. The engine's own rate is that of `generate` with the same prompts.
 
 Then one client asks for the same prompts one after the other, over one connection. What its first
 tokens take, less what they take in the engine's own process, is what the front adds.
@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 import minikv
 from minikv.cluster.simulate import percentile
 from minikv.course.arguments import positive
-from minikv.course.bench import llama_cpp, server_load
+from minikv.course.bench import llama_cpp, server_clients
 from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, over
 from minikv.course.bench.peers import engine_for, ours, random_prompts
-from minikv.course.measure.timing import timed
+from minikv.course.workloads.timing import timed
 
 PEER = "llama.cpp"
 GOAL = 0.9  # of the engine's own tokens per second
@@ -122,7 +122,7 @@ def ask(host: str, port: int, clients: list[list[list[int]]], num_tokens: int) -
     bodies = [[{"prompt": one} | common for one in prompts] for prompts in clients]
     asked = {"host": host, "port": port, "clients": bodies}
     ran = subprocess.run(
-        [sys.executable, server_load.__file__], input=json.dumps(asked), capture_output=True,
+        [sys.executable, server_clients.__file__], input=json.dumps(asked), capture_output=True,
         text=True, check=True,
     )  # fmt: skip
     found: list[dict[str, Any]] = json.loads(ran.stdout)

@@ -32,8 +32,8 @@ from minikv.course.arguments import positive
 from minikv.course.bench import peers
 from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, short
 from minikv.course.bench.llama_cpp import Server, write_gguf
-from minikv.course.measure.corpus import read_corpus
-from minikv.course.measure.timing import no_gc
+from minikv.course.workloads.corpus import read_corpus
+from minikv.course.workloads.timing import no_gc
 from minikv.sequence import Sequence as Running
 from minikv.speculative import (
     DRAFT_MODELS,

@@ -9,7 +9,7 @@ import numpy as np
 
 import minikv
 from minikv.course.bench.harness import take_steps
-from minikv.course.measure.timing import timed
+from minikv.course.workloads.timing import timed
 from minikv.cpu import CpuAttention
 from minikv.cpu.compiler import kernel
 from minikv.cpu.kernels import (

@@ -42,8 +42,8 @@ from minikv.course.bench.harness import (
     random_ids,
 )
 from minikv.course.bench.random_model import random_model
-from minikv.course.measure.timing import no_gc, timed
-from minikv.course.measure.workload import chat_like, write_code
+from minikv.course.workloads.timing import no_gc, timed
+from minikv.course.workloads.workload import chat_like, write_code
 from minikv.tiers import tiers_of
 from minikv.tiers.blocks import read_block
 
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> BenchTable:
 Prompt = list[int]
 
 
-class Served(NamedTuple):
+class ServedPrompts(NamedTuple):
     hit_rate: float
     first_token: list[float]  # seconds, of each request
     tokens_per_second: float
@@ -95,7 +95,7 @@ def conversations(lm: minikv.LanguageModel, args: argparse.Namespace, seed: int)
 
 def serve(
     engine: minikv.Engine, prompts: list[Prompt], at_once: int = 2, answer: int = 8
-) -> Served:
+) -> ServedPrompts:
     """Serve prompts in their order, `at_once` of them at any time."""
     params = minikv.SamplingParams(max_tokens=answer, ignore_eos=True)
     added: dict[int, float] = {}
@@ -115,15 +115,15 @@ def serve(
                 open_requests -= output.finish_reason is not None
         seconds = perf_counter() - started
     stats = engine.stats()
-    return Served(stats.hit_rate, first_token, stats.generated_tokens / seconds)
+    return ServedPrompts(stats.hit_rate, first_token, stats.generated_tokens / seconds)
 
 
 def serve_in_turns(
     lm: minikv.LanguageModel, what: str, ways: dict[str, dict], inputs: list, answer: int = 8
-) -> dict[str, list[Served]]:
+) -> dict[str, list[ServedPrompts]]:
     """Serve the prompts of each input by engines of these configurations, in turns."""
 
-    def serve_by(way: str, prompts: list[Prompt]) -> Served:
+    def serve_by(way: str, prompts: list[Prompt]) -> ServedPrompts:
         with engine_of(lm, "disk" in way, **ways[way]) as engine:
             return serve(engine, prompts, answer=answer)
 

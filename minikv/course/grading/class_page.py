@@ -5,22 +5,23 @@ from collections.abc import Callable, Container, Sequence
 from html import escape
 from typing import Any, Protocol
 
-from minikv.course.exercises.manifest import Exercise, chapter_of, find
-from minikv.course.exercises.mistakes import mistakes_of, reference_sources
-from minikv.course.exercises.skeletons import fill, skeleton
-from minikv.course.grading.similarity import pairs_alike
+from minikv.course.exercise_data.manifest import Exercise, chapter_of, find
+from minikv.course.exercise_data.mistakes import mistakes_of
+from minikv.course.exercise_data.plan import TermPlan
+from minikv.course.exercise_data.skeletons import skeleton, solved
+from minikv.course.grading.similarity import ALIKE, nearness, pairs_alike
 from minikv.course.judge import containment
 from minikv.course.judge.result import Result
 
 
-class Student(Protocol):
+class StudentRow(Protocol):
     @property
     def name(self) -> str: ...
 
     def text(self, exercise: Exercise) -> str: ...
 
 
-Results = Sequence[tuple[Student, Result]]
+Results = Sequence[tuple[StudentRow, Result]]
 
 MOST = 40  # rows of a table
 STYLE = """
@@ -37,7 +38,9 @@ td.n, th.n { text-align: right; white-space: nowrap; }
 """
 
 
-def as_page(results: Results, to_be_read: Callable[[Any, Exercise], list[str]]) -> str:
+def as_page(
+    results: Results, to_be_read: Callable[[Any, Exercise], list[str]], plan: TermPlan
+) -> str:
     """`to_be_read` names the lines of a student's file that a person should read."""
     students = {student.name: student for student, _ in results}
     parts = [
@@ -45,7 +48,10 @@ def as_page(results: Results, to_be_read: Callable[[Any, Exercise], list[str]]) 
         _section("How many exercises each student passed", _spread(results)),
         _section("Exercises", _exercises(results)),
         _section("What went wrong most often", _mistakes(results)),
+        _section("Marks that a person has given", _overridden(results, plan)),
+        _section("Equal files", _equal(results)),
         _section("Solutions that are alike", _alike(results)),
+        _section("As the reference", _as_the_reference(results)),
         _section("Lines to read", _lines(results, to_be_read)),
         _section("How this was checked", _how(results)),
     ]
@@ -129,17 +135,59 @@ def _mistakes(results: Results) -> str:
     return _table(["students", "exercise", "what", "cause"], rows, {0})
 
 
-def _alike(results: Results) -> str:
-    chapters = sorted({report.exercise[:2] for _, report in results})
+def _overridden(results: Results, plan: TermPlan) -> str:
+    rows = [
+        [escape(student.name), report.exercise, report.status, f"{own.points:g}", escape(own.why)]
+        for student, report in results
+        if (own := plan.overrides.get((student.name, report.exercise))) is not None
+    ]
+    return _table(["student", "exercise", "its check", "points", "why"], rows, {3})
+
+
+def _texts(results: Results) -> dict[str, dict[str, str]]:
+    """What was handed in, by chapter and student; no skeletons."""
     students = {student.name: student for student, _ in results}
+    found: dict[str, dict[str, str]] = {}
+    for number in sorted({report.exercise[:2] for _, report in results}):
+        given = "", skeleton(chapter_of(number))
+        texts = ((name, _written(one, number)) for name, one in students.items())
+        found[number] = {name: text for name, text in texts if text not in given}
+    return found
+
+
+def _equal(results: Results) -> str:
     rows = []
-    for number in chapters:
+    for number, texts in _texts(results).items():
+        groups: dict[str, list[str]] = defaultdict(list)
+        for name, text in texts.items():
+            groups[text].append(name)
+        alike = [names for names in groups.values() if len(names) > 1]
+        rows += [[number, str(len(names)), escape(", ".join(names))] for names in alike]
+    return _table(["chapter", "students", "who"], rows, {1})
+
+
+def _as_the_reference(results: Results) -> str:
+    rows = []
+    for number, texts in _texts(results).items():
+        given = skeleton(chapter_of(number)), solved(chapter_of(number))
+        shares = ((nearness(text, *given), name) for name, text in texts.items())
+        rows += [
+            [f"{share:.0%}", number, escape(name)]
+            for share, name in sorted(shares, reverse=True)
+            if share >= ALIKE
+        ]
+    said = (
+        "<p>The share of a solution's fingerprints that the reference has, too. It proves nothing: "
+        "the reference is public, and right code is often written in the same way.</p>"
+    )
+    return said + _table(["as the reference", "chapter", "student"], rows, {0})
+
+
+def _alike(results: Results) -> str:
+    rows = []
+    for number, texts in _texts(results).items():
         chapter = chapter_of(number)
-        texts = {name: _written(one, number) for name, one in students.items()}
-        sources: dict[str, str] = {}
-        for exercise in chapter.exercises:
-            sources |= reference_sources(exercise)
-        given = skeleton(chapter), fill(skeleton(chapter), sources)
+        given = skeleton(chapter), solved(chapter)
         for share, one, other in pairs_alike(texts, given):
             rows.append([f"{share:.0%}", number, escape(one), escape(other)])
     said = (
@@ -150,7 +198,7 @@ def _alike(results: Results) -> str:
     return said + _table(["in common", "chapter", "one", "the other"], rows, {0, 1})
 
 
-def _written(student: Student, number: str) -> str:
+def _written(student: StudentRow, number: str) -> str:
     return student.text(chapter_of(number).exercises[0])
 
 

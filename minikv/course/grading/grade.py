@@ -1,9 +1,8 @@
 """`python -m minikv grade FOLDER …`: check the exercises of a whole class.
 
-Each folder belongs to one student and holds the `chNN_….py` files, or a folder `exercises`
-with them. Each exercise runs in its own process, with limits on time, memory, processes and
-files; the process that writes its mark never imports it. docs/GRADING.md says what that keeps
-out, and what it does not.
+What a class has handed in is found by `hand_ins`. Each exercise runs in its own
+process, with limits on time, memory, processes and files; the process that writes its mark never
+imports it. docs/GRADING.md says what that keeps out, and what it does not.
 
 A mark says what was seen of a solution, and the process that runs it has no answers. Code may
 still hold answers of its own, or change what is seen. So the table also names each line that is not
@@ -12,7 +11,6 @@ plain code, for a person to read.
 
 import argparse
 import csv
-import fnmatch
 import hashlib
 import io
 import json
@@ -20,7 +18,6 @@ import math
 import os
 import signal
 import sqlite3
-import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -32,7 +29,7 @@ from concurrent.futures import (
     as_completed,
 )
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -41,12 +38,15 @@ from xml.etree import ElementTree
 from tqdm import tqdm
 
 import minikv
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.files import write_whole
-from minikv.course.exercises.manifest import Exercise, chapter_of, chapters, find
-from minikv.course.exercises.mistakes import mistakes_of
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import Chapter, Exercise, chapter_of, chapters, find
+from minikv.course.exercise_data.mistakes import mistakes_of
+from minikv.course.exercise_data.plan import NO_PLAN, TermPlan
+from minikv.course.exercise_data.plan import read as read_plan
+from minikv.course.exercise_data.whole_files import write_whole
 from minikv.course.grading import reading
 from minikv.course.grading.class_page import as_page
+from minikv.course.grading.hand_ins import Student, students_in
 from minikv.course.judge import containment, process
 from minikv.course.judge.examine import import_checks
 from minikv.course.judge.raised import broken
@@ -54,56 +54,25 @@ from minikv.course.judge.result import Line, Result
 from minikv.course.reports.report import Report
 
 COLUMNS = (
-    "student", "exercise", "title", "status", "checks passed", "checks", "seconds", "message",
-    "to be read", "on its word",
+    "student", "exercise", "title", "status", "points", "overridden", "checks passed", "checks",
+    "seconds", "message", "to be read", "on its word",
 )  # fmt: skip
 
-
-@dataclass(frozen=True)
-class Student:
-    """One folder."""
-
-    name: str
-    folder: Path
-
-    def file(self, exercise: Exercise) -> bytes | None:
-        """The file that holds an exercise; None if there is none. Raises OSError for one that
-        cannot be read, or not at once."""
-        path = self.folder / exercise.chapter.file_name
-        if self.folder.is_symlink():
-            raise OSError(f"{self.folder.name} is a link, and no folder")
-        try:
-            kind = path.lstat().st_mode
-        except FileNotFoundError:
-            return None
-        if not stat.S_ISREG(kind):
-            raise OSError(f"{path.name} is a folder, a link or a pipe, and no file")
-        with path.open("rb") as file:
-            return file.read(reader_files.LONGEST_FILE + 1)
-
-    def text(self, exercise: Exercise) -> str:
-        """What a person could read in it; nothing of a file that is too long to be run."""
-        try:
-            file = self.file(exercise) or b""
-        except OSError:
-            return ""
-        return "" if len(file) > reader_files.LONGEST_FILE else file.decode("utf-8", "replace")
-
+MISSING = "no"  # begins what is said where there is no file
 
 Results = list[tuple[Student, Result]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "folders", nargs="+", type=Path, metavar="FOLDER", help="a student's folder"
-    )
+        "folders", nargs="+", type=Path, metavar="FOLDER",
+        help="a student's folder, or one that Moodle's or Canvas's download unpacks to",
+    )  # fmt: skip
     parser.add_argument(
-        "--chapters",
-        nargs="+",
-        metavar="NN",
-        default=[number for number, chapter in chapters().items() if not chapter.cannot_run],
-        help="only these chapters",
-    )
+        "--plan", metavar="FILE",
+        help="exercises, points, overrides, names; else all chapters that were handed in",
+    )  # fmt: skip
+    parser.add_argument("--week", type=int, metavar="N", help="only this week of the plan")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count(), metavar="N",
         help="exercises that are checked at the same time (default: %(default)s)",
@@ -128,14 +97,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    students = []
-    for folder in args.folders:
-        try:
-            students.append(find_student(folder))
-        except ValueError as error:  # the others are graded all the same
-            print(error, file=sys.stderr)
+    students: list[Student] = []
     try:
-        exercises = [e for number in args.chapters for e in chapter_of(number).exercises]
+        if args.week is not None and not args.plan:
+            raise ValueError("--week: of which --plan?")
+        plan = read_plan(args.plan) if args.plan else NO_PLAN
+        for one in students_in(args.folders, plan.roster):
+            if isinstance(one, Student):
+                students.append(one)
+            else:
+                print(one, file=sys.stderr)  # the others are graded all the same
+        weeks = plan.weeks if args.week is None else [plan.week(args.week)]
+        exercises = [exercise for week in weeks for exercise in week.exercises]
+        exercises = exercises or handed_in(students)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -144,11 +118,6 @@ def run(args: argparse.Namespace) -> int:
     if args.jobs is not None and args.jobs < 1:
         print(f"--jobs: must be at least 1, was {args.jobs}", file=sys.stderr)
         return 2
-    names = [student.name for student in students]
-    students = [
-        one if names.count(one.name) == 1 else Student(_printable(one.folder), one.folder)
-        for one in students
-    ]
     try:
         for exercise in exercises:  # an error of ours would be told as theirs, or too late
             import_checks(exercise.id)
@@ -162,8 +131,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         with workers(args.jobs) as pool, closing(Store(args.resume)) as store:
             found = grades(pool, store, students, exercises)
-            for one in progress_bar(len(students) * len(exercises), found):
-                results.append(one)
+            for pair in progress_bar(len(students) * len(exercises), found):
+                results.append(pair)
     except KeyboardInterrupt:
         status = 130
         print("interrupted: this is what was checked so far", file=sys.stderr)
@@ -173,21 +142,34 @@ def run(args: argparse.Namespace) -> int:
     order = {name: i for i, name in enumerate(student.name for student in students)}
     results.sort(key=lambda one: (order[one[0].name], one[1].exercise))
     if args.csv:
-        write_whole(args.csv, as_csv(results))
+        write_whole(args.csv, as_csv(results, plan))
     if args.moodle:
-        write_whole(args.moodle, for_moodle(results))
+        write_whole(args.moodle, for_moodle(results, plan))
     if args.canvas:
-        write_whole(args.canvas, for_canvas(results))
+        write_whole(args.canvas, for_canvas(results, plan))
     if args.junit:
         write_whole(args.junit, as_junit(results))
     if args.page:
-        write_whole(args.page, as_page(results, to_be_read))
+        write_whole(args.page, as_page(results, to_be_read, plan))
     print(as_text(results))
     unfinished = [f"{s.name} {r.exercise}" for s, r in results if r.status == "not finished"]
     if unfinished:
         print(f"\nNot finished, so without a mark: {', '.join(unfinished)}. Give the same command "
               "again on a machine that has less to do, or read them.")  # fmt: skip
     return status or int(bool(unfinished))
+
+
+def handed_in(students: list[Student]) -> list[Exercise]:
+    """The exercises of all chapters of which anybody has a file, or something in its place."""
+
+    def is_there(student: Student, chapter: Chapter) -> bool:
+        try:
+            return student.meant(chapter) != ""
+        except OSError:
+            return False
+
+    there = [c for c in chapters().values() if any(is_there(one, c) for one in students)]
+    return [exercise for chapter in there for exercise in chapter.exercises]
 
 
 def announce() -> None:
@@ -198,30 +180,6 @@ def announce() -> None:
             f"On this machine a student's code can {', '.join(can)}. docs/GRADING.md says why.",
             file=sys.stderr,
         )
-
-
-def find_student(folder: Path) -> Student:
-    """Raises ValueError for a folder without exercise files. One that cannot be read is a
-    student's: their reports say why."""
-    folder = Path(os.path.abspath(folder))
-    name = _printable(folder.name)
-    for place in (folder, folder / "exercises"):
-        if place.is_symlink():
-            return Student(name, place)  # somebody else's work, or none: the reports say so
-        try:
-            names = os.listdir(place)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError:
-            return Student(name, place)
-        if fnmatch.filter(names, "ch[0-9][0-9]_*.py"):
-            return Student(name, place)
-    raise ValueError(f"{folder}: has no chNN_….py, and no folder exercises with them")
-
-
-def _printable(name: str | Path) -> str:
-    """A file's name, with an escape for each byte that is no UTF-8, or that would do something."""
-    return reading.printable(os.fsencode(name).decode("utf-8", "backslashreplace"))
 
 
 def progress_bar(total: int, results: Iterator) -> Iterator[tuple[Student, Result]]:
@@ -246,14 +204,18 @@ def grade_file(exercise_id: str, file: bytes | None) -> dict:
     """The report on an exercise in a file's bytes, as a dict, for workers. The file lies in a
     folder of its own meanwhile, away from the student's and from all others'."""
     exercise = find(exercise_id)
+    if file is None:
+        missing = f"{MISSING} {exercise.chapter.file_name} was handed in"
+        return asdict(Result(exercise.id, "not started", 0, place=missing))
     try:
         with tempfile.TemporaryDirectory(prefix="minikv-") as place:
             folder = Path(place, "exercises")
             folder.mkdir()
-            if file is not None:
-                (folder / exercise.chapter.file_name).write_bytes(file)
+            (folder / exercise.chapter.file_name).write_bytes(file)
             with reader_files.in_folder(folder):
-                return asdict(process.run(exercise))
+                report = process.run(exercise)
+                said = report.place and report.place.partition("; reset(")[0]  # not for lecturers
+                return asdict(report) | {"place": said}
     except Exception as error:  # it is ours; the others are graded
         return asdict(_not_checked(exercise, error, "not finished"))
 
@@ -373,7 +335,12 @@ def _name(exercise: Exercise, file: bytes | None) -> str:
 def _checks(number: str) -> str:
     """Names the files that a chapter's checks are made of."""
     package = Path(minikv.__file__).parent
-    rooms = "course/exercises", "course/judge", "course/reports", f"course/chapters/ch{number}_*"
+    rooms = (
+        "course/exercise_data",
+        "course/judge",
+        "course/reports",
+        f"course/chapters/ch{number}_*",
+    )
     places = ["*.py", *(f"{room}/*.{kind}" for room in rooms for kind in ("py", "toml"))]
     files = [file for place in places for file in sorted(package.glob(place))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
@@ -393,20 +360,23 @@ def to_be_read(student: Student, exercise: Exercise) -> list[str]:
 def message(report: Result) -> str:
     """The first failure, in one line."""
     wrong = next((line for line in report.lines if not line.ok), None)
-    if report.passed or report.status == "not started":
+    place = (report.place or "").replace("\n", " ")
+    if report.passed or (report.status == "not started" and not place.startswith(MISSING)):
         return ""
     if wrong is None:
-        return (report.place or "").replace("\n", " ")
+        return place
     cause = f" ({wrong.cause})" if wrong.cause else ""
     return f"{wrong.name}: {wrong.what}{cause}".replace("\n", " ")
 
 
-def as_csv(results: Results) -> str:
+def as_csv(results: Results, plan: TermPlan = NO_PLAN) -> str:
     rows: list[list] = [[*COLUMNS]]
     for student, report in results:
         exercise = find(report.exercise)
+        override = plan.overrides.get((student.name, exercise.id))
         rows.append(
             [student.name, exercise.id, exercise.title, report.status,
+             given(student, report, plan), override.why if override else "",
              sum(line.ok for line in report.lines), report.total, f"{report.seconds:.1f}",
              message(report), "; ".join(to_be_read(student, exercise)),
              "; ".join(report.on_its_word)]
@@ -414,36 +384,53 @@ def as_csv(results: Results) -> str:
     return _rows(rows)
 
 
-def points(results: Results) -> tuple[dict[str, int], dict[str, dict[str, float]]]:
-    """What each chapter can give, and what each student has, by chapter: an exercise that is
-    passed gives its difficulty in points, as in an assignment of nbgrader. One that is not
-    finished makes both sums NaN: there is no mark yet."""
-    possible: dict[str, int] = {}
-    for id_ in dict.fromkeys(report.exercise for _, report in results):
-        possible[id_[:2]] = possible.get(id_[:2], 0) + find(id_).difficulty
+def given(student: Student, report: Result, plan: TermPlan) -> float:
+    """The points for an exercise: what the lecturer says; else, if it is passed, what the plan
+    gives for it, or its difficulty. NaN if it is not finished: there is no mark yet."""
+    override = plan.overrides.get((student.name, report.exercise))
+    if override is not None:
+        return override.points
+    if report.status == "not finished":
+        return math.nan
+    most = plan.most(find(report.exercise))
+    right = sum(line.ok for line in report.lines)
+    if report.passed or not plan.partial or not report.total:
+        return most if report.passed else 0
+    return round(most * right / report.total, 2)
+
+
+def points(results: Results, plan: TermPlan) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """What each week of the plan, or each chapter, can give, and what each student has of it."""
+    weeks = {e.id: f"week {week.number}" for week in plan.weeks for e in week.exercises}
+    possible: dict[str, float] = {}
     reached: dict[str, dict[str, float]] = {}
+    for id_ in dict.fromkeys(report.exercise for _, report in results):
+        part = weeks.get(id_, id_[:2])
+        possible[part] = possible.get(part, 0) + plan.most(find(id_))
     for student, report in results:
         mine = reached.setdefault(student.name, dict.fromkeys(possible, 0))
-        gives = math.nan if report.status == "not finished" else report.passed
-        mine[report.exercise[:2]] += find(report.exercise).difficulty * gives
-    return possible, reached
+        mine[weeks.get(report.exercise, report.exercise[:2])] += given(student, report, plan)
+    return possible, {name: [*mine.values()] for name, mine in reached.items()}
 
 
-def for_moodle(results: Results) -> str:
-    """A folder's name is the student's user name there."""
-    possible, reached = points(results)
-    head = ["username", *(f"minikv {number} (of {most})" for number, most in possible.items())]
-    rows = [[name, *mine.values(), sum(mine.values())] for name, mine in reached.items()]
-    return _rows([[*head, f"minikv (of {sum(possible.values())})"], *rows])
+def for_moodle(results: Results, plan: TermPlan = NO_PLAN) -> str:
+    """A student's name is the user name there, if the plan's roster says so."""
+    possible, reached = points(results, plan)
+    head = ["username", *(f"minikv {part} (of {most:g})" for part, most in possible.items())]
+    rows = [[name, *mine, sum(mine)] for name, mine in reached.items()]
+    return _rows([[*head, f"minikv (of {sum(possible.values()):g})"], *rows])
 
 
-def for_canvas(results: Results) -> str:
-    """A folder's name is the student's login there; the second line says what can be reached."""
-    possible, reached = points(results)
+def for_canvas(results: Results, plan: TermPlan = NO_PLAN) -> str:
+    """With the number that Canvas has put before the files; else a student's name is the login
+    there. The second line says what can be reached."""
+    possible, reached = points(results, plan)
+    ids = {student.name: student.id for student, _ in results}
     who = ["Student", "ID", "SIS User ID", "SIS Login ID", "Section"]
-    rows = [[name, "", "", name, "", *mine.values()] for name, mine in reached.items()]
+    rows = [[name, ids[name], "", "" if ids[name] else name, "", *mine]
+            for name, mine in reached.items()]  # fmt: skip
     most = ["    Points Possible", *[""] * 4, *possible.values()]
-    return _rows([[*who, *(f"minikv {number}" for number in possible)], most, *rows])
+    return _rows([[*who, *(f"minikv {part}" for part in possible)], most, *rows])
 
 
 def _rows(rows: list[list]) -> str:

@@ -22,9 +22,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import Chapter
-from minikv.course.exercises.skeletons import lines_of, skeleton, solved
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import Chapter
+from minikv.course.exercise_data.skeletons import lines_of, skeleton, solved
 
 # Modules that are for computing, and the parts of them that are, too.
 PLAIN = {
@@ -70,7 +70,8 @@ def _beyond(text: str, chapter: Chapter) -> tuple[str, ...]:
         return ()  # its report says so
     lines = lines_of(text)
     found = sorted({node.lineno for node in reader.nodes if reader.is_beyond(node)})
-    return tuple(f"line {n}: {printable(lines[n - 1].strip()[:SHOWN])}" for n in found)
+    texts = ((n, printable(lines[n - 1].strip())) for n in found)
+    return tuple(f"line {n}: {t[:SHOWN]}{'…' * (len(t) > SHOWN)}" for n, t in texts)
 
 
 def printable(text: str) -> str:

@@ -1,13 +1,14 @@
-"""`python -m minikv release-assignment 04`: a chapter as an nbgrader assignment.
+"""`python -m minikv release-assignment 3 --plan plan.toml`: a week of a plan, or
+without a plan a chapter, as an nbgrader assignment.
 
     FOLDER/nbgrader_config.py
-    FOLDER/source/ch04/     for you: the notebook, and a cell with the solution
-    FOLDER/release/ch04/    for students: no solution, and the exercise file
+    FOLDER/source/week03/     for you: the notebook, and a cell with the solution
+    FOLDER/release/week03/    for students: no solution, and the exercise files
 
-Students write into the exercise file and hand in the folder. In FOLDER,
-`nbgrader autograde ch04` runs our checks; an exercise gives as many points as
-it has stars of difficulty, or none. `nbgrader generate_feedback ch04` writes
-pages that say what differs, and the likely cause.
+Students write into the exercise files and hand in the folder. In FOLDER,
+`nbgrader autograde week03` runs our checks; an exercise gives the plan's points,
+or its difficulty. `nbgrader generate_feedback week03` writes pages that say what
+differs, and the likely cause.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,9 +25,11 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from minikv.course.chapters import notebook, title
-from minikv.course.exercises.files import write_whole
-from minikv.course.exercises.manifest import Chapter, Exercise, ReaderError, chapter_of
-from minikv.course.exercises.skeletons import skeleton
+from minikv.course.exercise_data.manifest import Chapter, Exercise, ReaderError, chapter_of
+from minikv.course.exercise_data.plan import NO_PLAN, TermPlan
+from minikv.course.exercise_data.plan import read as read_plan
+from minikv.course.exercise_data.skeletons import skeleton
+from minikv.course.exercise_data.whole_files import write_whole
 from minikv.course.reader.unpacked import notebooks
 from minikv.course.reports import markup
 
@@ -38,19 +42,20 @@ c.CourseDirectory.course_id = "minikv"
 configure(c)
 '''
 TASK = re.compile(r"### (\d\d\.\d+) .*\n+")
-OPENING = """# {number} · {title}: assignment
+OPENING = """# {title}
 
-Write your solutions into `{file}`, which lies beside this notebook, and save it. The cells below
-check it: what differs, the likely cause, and where to look. Hand in the whole folder. Only
-`{file}` is graded, {points} points in all; cells that you add to this notebook are not run."""
+Write your solutions into {files}, beside this notebook, and save.
+The cells below check them: what differs, the likely cause, and where to look. Hand in the whole
+folder{due}. Only what you write there is graded, {points:g} points in all; cells that you add to
+this notebook are not run."""
 BEGIN = """from minikv.course.grading.cells import begin, must_pass
 from minikv.course.lab import check, hint, why
 
-begin("{number}")"""
+begin({numbers})"""
 SOLUTION = """### BEGIN SOLUTION
 from minikv.course.grading.cells import write_solution
 
-write_solution("{number}")  # only the source version has these lines
+write_solution({numbers})  # only the source version has these lines
 ### END SOLUTION"""
 ASKED = """## {exercise.id} {exercise.title}
 
@@ -62,7 +67,8 @@ About {exercise.minutes} minutes, {points}."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("chapter", metavar="NN", help="a chapter, such as 04")
+    parser.add_argument("number", metavar="NN", help="a week of the plan, or a chapter")
+    parser.add_argument("--plan", metavar="FILE", help="which exercises, until when, which points")
     parser.add_argument(
         "--out", type=Path, default=Path("nbgrader-course"), metavar="FOLDER",
         help="nbgrader's folder of the whole course (default: nbgrader-course)",
@@ -71,13 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        chapter = chapter_of(args.chapter)
-        write_source(chapter, args.out)
+        made = assignment(args.number, args.plan)
+        write_source(made, args.out)
     except ReaderError as error:
         print(markup.wrapped(str(error), width=markup.terminal_width()), file=sys.stderr)
         return 2
-    name = f"ch{chapter.number}"
-    print(f"{args.out / 'source' / name}: the source version, {points_of(chapter)} points.")
+    name = made.name
+    print(f"{args.out / 'source' / name}: the source version, {made.points:g} points.")
     generate = ["nbgrader", "generate_assignment", name]
     if find_spec("nbgrader") is None:
         print(
@@ -98,41 +104,73 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def points_of(chapter: Chapter) -> int:
-    return sum(exercise.difficulty for exercise in chapter.exercises)
+@dataclass(frozen=True)
+class Assignment:
+    """What is handed in together."""
+
+    name: str
+    title: str
+    exercises: tuple[Exercise, ...]
+    plan: TermPlan = NO_PLAN
+    due: str = ""
+
+    @property
+    def points(self) -> float:
+        return sum(map(self.plan.most, self.exercises))
+
+    @property
+    def chapters(self) -> list[Chapter]:
+        return [*dict.fromkeys(exercise.chapter for exercise in self.exercises)]
 
 
-def write_source(chapter: Chapter, out: Path) -> None:
+def assignment(number: str, plan: str | None) -> Assignment:
+    """A week of a plan, or a chapter. Raises ReaderError."""
+    if plan is None:
+        chapter = chapter_of(number)
+        name = f"{chapter.number} · {title(chapter.number)}: assignment"
+        return Assignment(f"ch{chapter.number}", name, chapter.exercises)
+    read = read_plan(plan)
+    week = read.week(int(number) if number.isdecimal() else 0)
+    name = f"{read.name}: week {week.number}"
+    return Assignment(f"week{week.number:02}", name, week.exercises, read, week.due)
+
+
+def write_source(made: Assignment, out: Path) -> None:
     """Raises ReaderError if there is a source version already: it may have been edited."""
-    folder = out / "source" / f"ch{chapter.number}"
+    folder = out / "source" / made.name
     if folder.exists():
         raise ReaderError(f"{folder} is there already; remove it to have it made again")
     folder.mkdir(parents=True)
-    write_whole(folder / chapter.file_name, skeleton(chapter))
-    nbformat.write(source(chapter), folder / f"ch{chapter.number}.ipynb")
+    for chapter in made.chapters:
+        write_whole(folder / chapter.file_name, skeleton(chapter))
+    nbformat.write(source(made), folder / f"{made.name}.ipynb")
     if not (out / "nbgrader_config.py").exists():
         write_whole(out / "nbgrader_config.py", CONFIG)
 
 
-def source(chapter: Chapter) -> nbformat.NotebookNode:
+def source(made: Assignment) -> nbformat.NotebookNode:
     """The notebook of the source version."""
-    number = chapter.number
     opening = OPENING.format(
-        number=number, title=title(number), file=chapter.file_name, points=points_of(chapter)
-    )
+        title=made.title, points=made.points, due=f", {made.due}" if made.due else "",
+        files=" and ".join(f"`{chapter.file_name}`" for chapter in made.chapters),
+    )  # fmt: skip
+    numbers = ", ".join(f'"{chapter.number}"' for chapter in made.chapters)
+    ids = "".join(f', "{exercise.id}"' for exercise in made.exercises)
     cells = [
         new_markdown_cell(opening, id="opening"),
-        _cell("begin", BEGIN.format(number=number), locked=True),
-        _cell("own", SOLUTION.format(number=number), solution=True),
+        _cell("begin", BEGIN.format(numbers=ids[2:]), locked=True),
+        _cell("own", SOLUTION.format(numbers=numbers), solution=True),
     ]
-    told = tasks(chapter)
-    for exercise in chapter.exercises:
-        name = exercise.id.replace(".", "-")
-        cells.append(new_markdown_cell(_asked(exercise, told[exercise.id]), id=f"asked-{name}"))
+    told = {id_: text for chapter in made.chapters for id_, text in tasks(chapter).items()}
+    for exercise in made.exercises:
+        name, most = exercise.id.replace(".", "-"), made.plan.most(exercise)
+        text = _asked(exercise, told[exercise.id], most)
+        cells.append(new_markdown_cell(text, id=f"asked-{name}"))
+        partly = f", partly={most:g}" if made.plan.partial else ""
         cells.append(
             _cell(
-                f"check-{name}", f'must_pass("{exercise.id}")',
-                locked=True, grade=True, points=exercise.difficulty,
+                f"check-{name}", f'must_pass("{exercise.id}"{partly})',
+                locked=True, grade=True, points=most,
             )
         )  # fmt: skip
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
@@ -147,8 +185,8 @@ def tasks(chapter: Chapter) -> dict[str, str]:
     return {one[1]: text[one.end() :] for one, text in found}
 
 
-def _asked(exercise: Exercise, task: str) -> str:
-    points = "1 point" if exercise.difficulty == 1 else f"{exercise.difficulty} points"
+def _asked(exercise: Exercise, task: str, most: float) -> str:
+    points = "1 point" if most == 1 else f"{most:g} points"
     return ASKED.format(exercise=exercise, task=task, points=points)
 
 

@@ -44,6 +44,13 @@ def pairs_alike(
     return sorted((pair for pair in shares if pair[0] >= ALIKE), key=lambda p: (-p[0], p[1:]))
 
 
+def nearness(text: str, skeleton: str, reference: str) -> float:
+    """The share of a text's fingerprints, without the skeleton's, that the reference has; 0 of a
+    text that has too few."""
+    own = fingerprints(text) - fingerprints(skeleton)
+    return len(own & fingerprints(reference)) / len(own) if len(own) >= LEAST else 0.0
+
+
 def fingerprints(text: str) -> set[int]:
     tokens = _tokens(text)
     runs = [" ".join(tokens[i : i + RUN]) for i in range(len(tokens) - RUN + 1)]

@@ -26,7 +26,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from minikv.course.exercises import reader_files
+from minikv.course.exercise_data import reader_files
 from minikv.course.judge import namespaces, refused_calls
 
 MEMORY_LIMIT = 4 << 30  # bytes, of a check's processes together

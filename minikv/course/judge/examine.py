@@ -7,11 +7,11 @@ from time import perf_counter
 from types import ModuleType
 
 from minikv.course.chapters import each
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import Chapter, Exercise, chapter_of, chapters
-from minikv.course.exercises.skeletons import definitions, targets
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import Chapter, Exercise, chapter_of, chapters
+from minikv.course.exercise_data.skeletons import definitions, targets
 from minikv.course.judge.checking import CHECKS, MODEL_RUNS, Check, tinypy
-from minikv.course.judge.observing import MODEL_RUN, Here, Player, disagreement, handed_over
+from minikv.course.judge.observing import MODEL_RUN, CodeRunner, Here, disagreement, handed_over
 from minikv.course.judge.raised import Failure, Raised
 from minikv.course.judge.result import Line, Result
 from minikv.course.judge.scenarios import Outcome, Played, diagnose
@@ -27,7 +27,7 @@ def examine(
     text: str,
     own: Iterable[str] = (),
     tell: Callable[[dict], None] = lambda message: None,
-    player: Player | None = None,
+    player: CodeRunner | None = None,
 ) -> Result:
     """Try `text`, a reader's exercise file, on every check of `exercise`.
 

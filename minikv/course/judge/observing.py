@@ -17,8 +17,8 @@ from dataclasses import asdict
 from functools import cache, partial
 from typing import Any, Protocol
 
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import Chapter, Exercise
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import Chapter, Exercise
 from minikv.course.judge.checking import CHECKS, MODEL_RUNS, Check, tinypy, witnesses
 from minikv.course.judge.plain_data import LARGEST, Words, pack, unpack
 from minikv.course.judge.raised import Failure, Raised, Told
@@ -30,7 +30,7 @@ LONGEST = 20_000  # characters of one text that a player sends about an error
 MOST_EVENTS = 100_000  # of one program
 
 
-class Player(Protocol):
+class CodeRunner(Protocol):
     """Runs a reader's code. Each method raises Failure for what that code raises."""
 
     def load(self, text: str) -> None:

@@ -39,9 +39,9 @@ from time import monotonic, process_time
 import torch
 
 import minikv
-from minikv.course.exercises import mistakes, reader_files
-from minikv.course.exercises.manifest import Exercise, chapter_of, find
-from minikv.course.exercises.skeletons import lines_of
+from minikv.course.exercise_data import mistakes, reader_files
+from minikv.course.exercise_data.manifest import Exercise, chapter_of, find
+from minikv.course.exercise_data.skeletons import lines_of
 from minikv.course.judge import containment
 from minikv.course.judge.checking import COMPILING, tinypy
 from minikv.course.judge.examine import (

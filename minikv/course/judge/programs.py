@@ -6,8 +6,8 @@ from collections.abc import Callable
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minikv.blocks import BlockPool
-from minikv.course.exercises.manifest import find
-from minikv.course.exercises.mistakes import mistake_named
+from minikv.course.exercise_data.manifest import find
+from minikv.course.exercise_data.mistakes import mistake_named
 from minikv.course.judge.checking import Wrong, witness
 from minikv.course.judge.scenarios import Group
 from minikv.kv_cache import PreallocatedCache

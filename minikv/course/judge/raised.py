@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import ReaderError
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import ReaderError
 from minikv.course.judge.checking import Wrong
 from minikv.course.judge.result import Line
 

@@ -35,10 +35,10 @@ from typing import Any
 
 import torch
 
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import Chapter, chapter_of, find
-from minikv.course.exercises.mistakes import Mistake, mistakes_of, text_of_mistake
-from minikv.course.exercises.skeletons import skeleton
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import Chapter, chapter_of, find
+from minikv.course.exercise_data.mistakes import Mistake, mistakes_of, text_of_mistake
+from minikv.course.exercise_data.skeletons import skeleton
 from minikv.course.judge import checking
 from minikv.course.judge.checking import mismatch, plain, shown
 from minikv.course.judge.plain_data import EXACT, Words, kept
@@ -208,7 +208,8 @@ class Scenario:
         with reader_files.nobodys():
             events = self.on(reference_module(self.exercise), group, place, case)
         if events and events[-1].error is not None and not events[-1].is_call:
-            code, error = self.play.__code__, events[-1].error
+            code = getattr(self.play, "func", self.play).__code__  # of a partial, too
+            error = events[-1].error
             raise ValueError(
                 f"{code.co_filename}, line {code.co_firstlineno}, {self.exercise}, {group.name}, "
                 f"program {place}: {error.name}: {error.message}"

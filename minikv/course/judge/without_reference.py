@@ -17,9 +17,9 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from minikv.course.exercises import mistakes, reader_files, skeletons
-from minikv.course.exercises.manifest import Exercise
-from minikv.course.exercises.skeletons import reference_part
+from minikv.course.exercise_data import mistakes, reader_files, skeletons
+from minikv.course.exercise_data.manifest import Exercise
+from minikv.course.exercise_data.skeletons import reference_part
 from minikv.course.judge.checking import Wrong
 
 EMPTIED = "lambda *a, **k: __import__('sys').modules[{!r}]._instead[{}](*a, **k)"

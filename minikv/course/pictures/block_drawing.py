@@ -16,8 +16,8 @@ from minikv.course.pictures.scene import (
     SIDE,
     SMALL,
     WIDTH,
-    Entry,
     Legend,
+    LegendEntry,
     Pen,
     Scene,
     body_entry,
@@ -63,7 +63,7 @@ def _lanes(steps: Sequence[Snapshot]) -> list[dict[str, int]]:
     return places
 
 
-class Layout:
+class TableLayout:
     """The places of one panel: the same at every step, so that only what changes moves."""
 
     def __init__(self, steps: Sequence[Snapshot], slot: float, rows: int, letters: int = 6):
@@ -129,14 +129,14 @@ class Layout:
         return self.pool + max(pool, heading)
 
     @classmethod
-    def fitting(cls, steps: Sequence[Snapshot], width: float, most: float) -> "Layout":
+    def fitting(cls, steps: Sequence[Snapshot], width: float, most: float) -> "TableLayout":
         """The largest with slots up to `most` that is no wider than `width`.
 
         Tokens are cut shorter, and a pool of many blocks has fewer and longer columns, where
         slots can be larger for it.
         The arrows get some of the width that is left.
         """
-        layouts: list[Layout] = []
+        layouts: list[TableLayout] = []
         for rows, letters in [(ROWS[0], 6), (ROWS[0], 4), *((rows, 3) for rows in ROWS)]:
             slot = most
             while (layout := cls(steps, slot, rows, letters)).width > width and slot > 0.05:
@@ -155,11 +155,11 @@ class Layout:
         return x, self.top + (row + 0.5) * self.row
 
 
-class Panel:
+class TablePanel:
     """The `i`-th of the steps, drawn at (x, y), and what is new since the one before it."""
 
     def __init__(
-        self, pen: Pen, layout: Layout, x: float, y: float, steps: Sequence[Snapshot], i: int
+        self, pen: Pen, layout: TableLayout, x: float, y: float, steps: Sequence[Snapshot], i: int
     ):
         self.pen, self.layout, self.x, self.y = pen, layout, x, y
         self.step, self.lanes = steps[i], layout.lanes[i]
@@ -311,7 +311,7 @@ def _legend(steps: Sequence[Snapshot]) -> Legend:
         "used": slot_entry("slot of A", "A"),
         "new": slot_entry("new in this step", "A", new=True),
         "empty": slot_entry("empty slot", ""),
-        "count": Entry(0.64, "block 7, 1 reference", _count_sample),
+        "count": LegendEntry(0.64, "block 7, 1 reference", _count_sample),
         "shared": body_entry("shared by A and B", "shared", "AB"),
         "free": body_entry("free block", "free"),
         "freed": body_entry("freed in this step", "freed"),
@@ -333,12 +333,12 @@ def scene(steps: Sequence[Snapshot], alone: bool) -> Scene:
     """The steps, each compared with the one before it."""
     across = 1 if alone else len(steps)
     most = SLOT if alone else FILM_SLOT
-    while across > 1 and Layout.fitting(steps, room(across), most).slot < SMALLEST:
+    while across > 1 and TableLayout.fitting(steps, room(across), most).slot < SMALLEST:
         across -= 1
     across = evenly(len(steps), across)
-    layout = Layout.fitting(steps, room(across), most)
+    layout = TableLayout.fitting(steps, room(across), most)
 
     def panel(pen: Pen, place: int, x: float, y: float) -> None:
-        Panel(pen, layout, x, y, steps, place).draw()
+        TablePanel(pen, layout, x, y, steps, place).draw()
 
     return Scene([layout.height] * len(steps), panel, _legend(steps), across)

@@ -10,7 +10,16 @@ from typing import Any
 
 from minikv.course.pictures import style
 from minikv.course.pictures.recording import Recording
-from minikv.course.pictures.scene import SMALL, Entry, Legend, Pen, Scene, evenly, room, width_of
+from minikv.course.pictures.scene import (
+    SMALL,
+    Legend,
+    LegendEntry,
+    Pen,
+    Scene,
+    evenly,
+    room,
+    width_of,
+)
 
 Spot = tuple[int, int]  # row, column
 
@@ -51,7 +60,7 @@ class BoxRecording(Recording):
 
     def scene(self, chosen: Sequence[int], alone: bool) -> Scene:
         boards = self.boards(chosen)
-        at = Layout(boards, self.rows)
+        at = BoxLayout(boards, self.rows)
         across = 1 if alone else evenly(len(boards), at.across)
 
         def panel(pen: Pen, n: int, x: float, y: float) -> None:
@@ -73,7 +82,7 @@ class BoxRecording(Recording):
         return Scene(heights, panel, _legend(self.meanings), across)
 
 
-class Layout:
+class BoxLayout:
     """The places of one panel, the same at every step."""
 
     def __init__(self, boards: Sequence[Board], rows: Sequence[str]):
@@ -131,8 +140,8 @@ def draw_box(
 def _legend(meanings: Mapping[str, Box]) -> Legend:
     """A box of each look, with what it means."""
 
-    def entry(meaning: str, box: Box) -> Entry:
-        return Entry(
+    def entry(meaning: str, box: Box) -> LegendEntry:
+        return LegendEntry(
             0.3, meaning, lambda pen, x, y: draw_box(pen, x, y - 0.09, (0.3, 0.18), box, 0)
         )
 

@@ -27,7 +27,7 @@ ROW, HEAD = 0.56, 0.95  # inches
 
 
 @dataclass
-class Row:
+class StepRow:
     """What a step was to one request."""
 
     runs: bool
@@ -56,7 +56,7 @@ class Row:
 
 
 @contextmanager
-def _seen(engine: Engine, rows: dict[int, Row]) -> Iterator[None]:
+def _seen(engine: Engine, rows: dict[int, StepRow]) -> Iterator[None]:
     """Notes the plan between `schedule` and the model."""
     run = engine.runner.run
 
@@ -78,7 +78,7 @@ def engine_step(engine: Engine) -> style.Picture:
         [*scheduler.running, *scheduler.waiting], key=lambda sequence: sequence.order
     )
     rows = {
-        sequence.request.request_id: Row(
+        sequence.request.request_id: StepRow(
             sequence in scheduler.running, sequence.num_tokens, sequence.num_computed, []
         )
         for sequence in found
@@ -93,20 +93,20 @@ def engine_step(engine: Engine) -> style.Picture:
     return style.Picture(_drawn(rows, names), _told(rows, names))
 
 
-def _told(rows: dict[int, Row], names: dict[int, str]) -> str:
+def _told(rows: dict[int, StepRow], names: dict[int, str]) -> str:
     """The picture in words."""
     words = (" | ".join(row.words()).replace("\n", " ") for row in rows.values())
     lines = "; ".join(f"{name}: {said}" for name, said in zip(names.values(), words, strict=True))
     return f"{_title(rows)}. Queue, plan, commit and append of each request: {lines}."
 
 
-def _title(rows: dict[int, Row]) -> str:
+def _title(rows: dict[int, StepRow]) -> str:
     count = sum(len(row.texts) for row in rows.values())
     of = sum(bool(row.texts) for row in rows.values())
     return f"One step: {counted(count, 'token')} of {counted(of, 'request')} in one pass"
 
 
-def _drawn(rows: dict[int, Row], names: dict[int, str]):
+def _drawn(rows: dict[int, StepRow], names: dict[int, str]):
     pen = Pen(HEAD + ROW * len(rows) + 0.1)
     pen.text(0.1, 0.17, _title(rows), 11, weight="bold")
     for (x, name, what), after in zip(STAGES, [*STAGES[1:], None], strict=True):

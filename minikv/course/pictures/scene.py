@@ -156,7 +156,7 @@ def number_of(name: str) -> int:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LegendEntry:
     """One thing that a legend explains: a sample `width` wide, and what it means."""
 
     width: float
@@ -167,7 +167,7 @@ class Entry:
 class Legend:
     """One or more lines at the bottom of every picture."""
 
-    def __init__(self, entries: Sequence[Entry]):
+    def __init__(self, entries: Sequence[LegendEntry]):
         self.places, x, line = [], MARGIN, 0
         for entry in entries:
             width = entry.width + 0.06 + width_of(entry.meaning, SMALL, 0.56) + 0.2
@@ -188,21 +188,23 @@ class Legend:
 SIDE, BODY = 0.17, 0.4  # of a slot and of a block in a legend
 
 
-def slot_entry(meaning: str, names: str, new: bool = False) -> Entry:
-    return Entry(SIDE, meaning, lambda pen, x, y: pen.slot(x + SIDE / 2, y, SIDE, names, new))
+def slot_entry(meaning: str, names: str, new: bool = False) -> LegendEntry:
+    return LegendEntry(SIDE, meaning, lambda pen, x, y: pen.slot(x + SIDE / 2, y, SIDE, names, new))
 
 
-def body_entry(meaning: str, state: str, names: str = "") -> Entry:
+def body_entry(meaning: str, state: str, names: str = "") -> LegendEntry:
     def sample(pen: Pen, x: float, y: float) -> None:
         pen.body(x, y, BODY, SIDE, **LOOKS[state])
         if names:
             pen.slot(x + BODY / 2, y, SIDE, names)
 
-    return Entry(BODY, meaning, sample)
+    return LegendEntry(BODY, meaning, sample)
 
 
-def warning_entry(meaning: str) -> Entry:
-    return Entry(0.28, meaning, lambda pen, x, y: pen.count(x + 0.03, y, "0", SMALL, wrong=True))
+def warning_entry(meaning: str) -> LegendEntry:
+    return LegendEntry(
+        0.28, meaning, lambda pen, x, y: pen.count(x + 0.03, y, "0", SMALL, wrong=True)
+    )
 
 
 # ── Steps beside each other ───────────────────────────────────────────────────

@@ -50,7 +50,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Row:
+class TimelineRow:
     """One request of a timeline."""
 
     letter: str
@@ -66,7 +66,7 @@ class Timeline:
     def __init__(self, engine: Engine):
         self.engine = engine
         self.steps: list[Step] = []
-        self.rows: dict[int, Row] = {}  # by request id
+        self.rows: dict[int, TimelineRow] = {}  # by request id
         self._first: dict[int, int] = {}  # by request id: the step that gave the first token
         self._zero: float | None = None
 
@@ -94,7 +94,7 @@ class Timeline:
             self._zero = now
         request_id = self.engine.add_request(prompt_ids, params)
         index = len(self.rows)
-        self.rows[request_id] = Row(
+        self.rows[request_id] = TimelineRow(
             style.letter(index), style.color(index), prompt_ids, now - self._zero, len(self.steps)
         )
         return request_id
@@ -248,7 +248,7 @@ class Timeline:
         figure.legend(handles=handles, loc="outside lower right", ncols=3, frameon=False)
         return figure
 
-    def _draw_bar(self, axes, y: float, row: Row, bar: Bar, inches: float) -> None:
+    def _draw_bar(self, axes, y: float, row: TimelineRow, bar: Bar, inches: float) -> None:
         step = self.steps[bar.step]
         start = 1000 * max(step.start, row.arrived)
         width = 1000 * step.end - start

@@ -24,8 +24,8 @@ from minikv.course.pictures.scene import (
     LOOKS,
     SIDE,
     SMALL,
-    Entry,
     Legend,
+    LegendEntry,
     Pen,
     Scene,
     body_entry,
@@ -63,7 +63,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Run:
+class BlockRun:
     """Blocks that follow each other and are drawn as one."""
 
     cells: tuple[Cell, ...]
@@ -80,7 +80,7 @@ class DrawnTree:
     """What is drawn of one step."""
 
     head: str
-    runs: tuple[Run, ...]
+    runs: tuple[BlockRun, ...]
     roots: Mapping[Hashable, Sequence[str]]  # lines at each root; none: it is not drawn
     outside: Mapping[str, Sequence[int]] = field(default_factory=dict)  # blocks of sequences
     queue: Sequence[str] = ()  # nodes in the order in which they would be evicted
@@ -130,7 +130,7 @@ def rows_of(trees: Sequence[Sequence[Place]]) -> tuple[dict[Place, int], int]:
     return rows, heights[()]
 
 
-def _columns(runs: Sequence[Run], leave_out: int) -> list[range]:
+def _columns(runs: Sequence[BlockRun], leave_out: int) -> list[range]:
     """The columns of blocks. Those that look alike may stand as one: at 1 all but the first
     and last of a node, at 2 all but the first."""
     depth = max((len(run.cells[-1].place) - 1 for run in runs), default=1)
@@ -168,7 +168,7 @@ def broken(text: str, letters: int) -> list[str]:
     return [text[:at], text[at:]]
 
 
-class Layout:
+class TreeLayout:
     """The places of one panel: the same at every step, so that only what changes moves."""
 
     def __init__(
@@ -231,7 +231,7 @@ class Layout:
         self.top = 1.5 * self.line
 
     @classmethod
-    def beside(cls, trees: Sequence[DrawnTree]) -> "tuple[Layout, int]":
+    def beside(cls, trees: Sequence[DrawnTree]) -> "tuple[TreeLayout, int]":
         """One for panels beside each other, if they need not be cramped; and for how many."""
         for most in range(len(trees), 1, -1):
             across = evenly(len(trees), most)
@@ -242,7 +242,7 @@ class Layout:
         return cls.alone(trees), 1
 
     @classmethod
-    def alone(cls, trees: Sequence[DrawnTree]) -> "Layout":
+    def alone(cls, trees: Sequence[DrawnTree]) -> "TreeLayout":
         """The first that fits: whole, then with what is alike left out, in smaller letters."""
         for leave_out in (0, 1, 2):
             for font in FONTS:
@@ -308,10 +308,12 @@ def ordinal(number: int) -> str:
 GHOST: dict[str, Any] = dict(linestyle=(0, (3, 2)), edgecolor=style.FAINT)
 
 
-class Panel:
+class TreePanel:
     """One step, drawn at (x, y), and what is not in the tree at `foot`."""
 
-    def __init__(self, pen: Pen, layout: Layout, x: float, y: float, tree: DrawnTree, foot: float):
+    def __init__(
+        self, pen: Pen, layout: TreeLayout, x: float, y: float, tree: DrawnTree, foot: float
+    ):
         self.pen, self.layout, self.x, self.y, self.tree = pen, layout, x, y, tree
         self.foot = foot
         self.spots: dict[Place, tuple[int, int]] = {}  # row and column of each block
@@ -348,7 +350,7 @@ class Panel:
             weight = "normal" if n else "bold"
             self._text(at.root / 2, middle, line, "center", weight=weight)
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: BlockRun) -> None:
         at = self.layout
         columns = [self.spots[cell.place][1] for cell in run.cells]
         left, right = at.left(columns[0]), at.left(columns[-1]) + at.pitch - at.gap
@@ -369,7 +371,7 @@ class Panel:
             self.pen.slot(self.x + x + at.chip / 2, self.y + middle, at.chip, [name])
             self._text(x + at.chip + 0.03, middle, text, size=at.small, family="monospace")
 
-    def _node(self, run: Run, left: float, right: float) -> None:
+    def _node(self, run: BlockRun, left: float, right: float) -> None:
         at, y = self.layout, self.layout.middle(self.spots[run.cells[0].place][0])
         gone = run.cells[0].state == "gone"
         look = GHOST if gone else dict(linewidth=2.2) if run.num_locks else {}
@@ -401,7 +403,7 @@ class Panel:
             look = dict(weight="bold", zorder=3, bbox=dict(facecolor=style.PAPER, lw=0, pad=0.3))
             self._text(bend, y, "✂", "center", at.font + 2.5, **look)
 
-    def _marks(self, run: Run, left: float, right: float, y: float) -> None:
+    def _marks(self, run: BlockRun, left: float, right: float, y: float) -> None:
         """Above a node: its locks or its rank, and what became of it."""
         at = self.layout
         x = left
@@ -558,16 +560,16 @@ def _new_sample(pen: Pen, x: float, y: float) -> None:
 
 
 SAMPLES = {
-    "count": Entry(BODY, "", _block_sample),
+    "count": LegendEntry(BODY, "", _block_sample),
     **{state: body_entry("", state) for state in LOOKS},
     "name": slot_entry("", "A"),
-    "slots": Entry(0.4, "", _slots_sample),
-    "end": Entry(0.4, "", _end_sample),
-    "lock": Entry(0.24 + BODY, "", _lock_sample),
-    "rank": Entry(0.17, "", lambda pen, x, y: pen.text(x, y, "1st", SMALL)),
-    "new": Entry(0.26, "", _new_sample),
-    "cut": Entry(0.14, "", lambda pen, x, y: pen.text(x, y, "✂", SMALL + 2, weight="bold")),
-    "gone": Entry(BODY, "", partial(_frame_sample, **GHOST)),
+    "slots": LegendEntry(0.4, "", _slots_sample),
+    "end": LegendEntry(0.4, "", _end_sample),
+    "lock": LegendEntry(0.24 + BODY, "", _lock_sample),
+    "rank": LegendEntry(0.17, "", lambda pen, x, y: pen.text(x, y, "1st", SMALL)),
+    "new": LegendEntry(0.26, "", _new_sample),
+    "cut": LegendEntry(0.14, "", lambda pen, x, y: pen.text(x, y, "✂", SMALL + 2, weight="bold")),
+    "gone": LegendEntry(BODY, "", partial(_frame_sample, **GHOST)),
     "wrong": warning_entry(""),
 }
 
@@ -602,11 +604,11 @@ class TreeRecording(Recording):
 
     def scene(self, chosen: Sequence[int], alone: bool) -> Scene:
         trees = self.trees(chosen)
-        layout, across = (Layout.alone(trees), 1) if alone else Layout.beside(trees)
+        layout, across = (TreeLayout.alone(trees), 1) if alone else TreeLayout.beside(trees)
         together = [trees if alone else [tree] for tree in trees]  # what needs the same height
 
         def panel(pen: Pen, n: int, x: float, y: float) -> None:
-            Panel(pen, layout, x, y, trees[n], layout.foot(together[n])).draw()
+            TreePanel(pen, layout, x, y, trees[n], layout.foot(together[n])).draw()
 
         heights = [layout.height(needed) for needed in together]
         return Scene(heights, panel, _legend(trees, self.meanings), across)

@@ -24,10 +24,10 @@ from minikv.course.pictures.recording import check_letter, check_surface
 from minikv.course.pictures.snapshot import counted
 from minikv.course.pictures.timeline import visible
 from minikv.course.pictures.tree_drawing import (
+    BlockRun,
     Cell,
     DrawnTree,
     Place,
-    Run,
     TreeRecording,
     ordinal,
     shown,
@@ -359,7 +359,7 @@ def _tree(step: TreeSnapshot, before: TreeSnapshot | None, with_salts: bool) -> 
             for place in node.places
         ]
         runs.append(
-            Run(
+            BlockRun(
                 tuple(cells),
                 outlined=True,
                 num_locks=node.lock_count,
@@ -375,7 +375,7 @@ def _tree(step: TreeSnapshot, before: TreeSnapshot | None, with_salts: bool) -> 
             if place not in step.blocks
         ]
         if ghosts:
-            runs.append(Run(tuple(ghosts), outlined=True, change="evicted"))
+            runs.append(BlockRun(tuple(ghosts), outlined=True, change="evicted"))
     salts = dict.fromkeys(cell.place[0] for run in runs for cell in run.cells)
     return DrawnTree(
         head=(

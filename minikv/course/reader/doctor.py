@@ -47,28 +47,28 @@ print(int((kv != expected).sum()), kv.numel())
 """
 
 
-class Result(NamedTuple):
+class Finding(NamedTuple):
     status: str  # "ok", "skip" or "FAIL"
     text: str  # what was computed, or why not
     remedy: str = ""  # what to do about a FAIL
 
 
-def check_python() -> Result:
+def check_python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
-        return Result("FAIL", f"{version}: want {oldest} or newer", "make clean setup PYTHON=...")
-    return Result("ok", f"{version}, {sys.executable}")
+        return Finding("FAIL", f"{version}: want {oldest} or newer", "make clean setup PYTHON=...")
+    return Finding("ok", f"{version}, {sys.executable}")
 
 
-def check_packages() -> Result:
+def check_packages() -> Finding:
     """What pyproject.toml wants for the engine and for the course, when it was installed."""
     from packaging.requirements import Requirement  # here, so that only this check fails without it
 
     try:
         lines = importlib.metadata.requires("minikv") or []
     except importlib.metadata.PackageNotFoundError:
-        return Result("FAIL", "minikv is not installed in this environment", "make setup")
+        return Finding("FAIL", "minikv is not installed in this environment", "make setup")
     pins = [Requirement(line) for line in lines]
     course = {"extra": "course"}
     pins = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(course)]
@@ -82,35 +82,35 @@ def check_packages() -> Result:
             if not pin.specifier.contains(version, prereleases=True):
                 wrong.append(f"{pin.name} is {version}, wanted {pin.specifier}")
     if wrong:
-        return Result("FAIL", "; ".join(wrong), 'make setup, or pip install "minikv[course]"')
-    return Result("ok", f"{len(pins)} packages at versions that minikv works with")
+        return Finding("FAIL", "; ".join(wrong), 'make setup, or pip install "minikv[course]"')
+    return Finding("ok", f"{len(pins)} packages at versions that minikv works with")
 
 
-def check_torch() -> Result:
+def check_torch() -> Finding:
     error = _matmul_error("cpu")
     if not error < 1e-3:
-        return Result("FAIL", f"a float32 matrix product is off by {error:.1e}", REINSTALL)
-    return Result("ok", f"float32 matrix product within {error:.1e} of float64")
+        return Finding("FAIL", f"a float32 matrix product is off by {error:.1e}", REINSTALL)
+    return Finding("ok", f"float32 matrix product within {error:.1e} of float64")
 
 
-def check_compiler() -> Result:
+def check_compiler() -> Finding:
     """Compile the engine's step, so that no notebook has to."""
     problem = numba_problem()
     if problem:
-        return Result("skip", f"Numba does not work ({problem}): all runs, several times slower")
+        return Finding("skip", f"Numba does not work ({problem}): all runs, several times slower")
     started = perf_counter()
     engine = minikv.Engine(minikv.load("tinypy"), minikv.EngineConfig(attention="cpu"))
     engine.generate([list(range(1, 33))], minikv.SamplingParams(max_tokens=2))
-    return Result("ok", f"the step of the engine, in {perf_counter() - started:.1f} s")
+    return Finding("ok", f"the step of the engine, in {perf_counter() - started:.1f} s")
 
 
-def check_model() -> Result:
+def check_model() -> Finding:
     """The bundled model without a cache, then on the engine, against stored numbers."""
     golden = json.loads((minikv.BUNDLED["tinypy"] / "golden.json").read_text())
     lm = minikv.load("tinypy")
     logit, token = lm.logits(golden["token_ids"])[-1].max(dim=-1)
     if int(token) != golden["next_token"] or not abs(logit - golden["next_logit"]) < 1e-2:
-        return Result(
+        return Finding(
             "FAIL",
             f"tinypy gives token {int(token)} with logit {float(logit):.4f}, "
             f"stored is {golden['next_token']} with {golden['next_logit']:.4f}",
@@ -119,40 +119,40 @@ def check_model() -> Result:
     params = minikv.SamplingParams(max_tokens=len(golden["continuation"]))
     tokens = list(minikv.Engine(lm).generate([golden["text"]], params)[0].token_ids)
     if tokens != golden["continuation"]:
-        return Result(
+        return Finding(
             "FAIL", f"the engine gives tokens {tokens}, stored is {golden['continuation']}", RESTORE
         )
-    return Result(
+    return Finding(
         "ok", f"tinypy: logit {float(logit):.4f}, then {len(tokens)} engine tokens, all as stored"
     )
 
 
-def check_triton() -> Result:
+def check_triton() -> Finding:
     if importlib.util.find_spec("triton") is None:
-        return Result("skip", "no Triton here (it is for Linux): all but chapter 08 runs")
+        return Finding("skip", "no Triton here (it is for Linux): all but chapter 08 runs")
     wrong = _kernel_probe("cpu", interpret="1")
     if wrong:
-        return Result("FAIL", f"cache_write in the interpreter: {wrong}", REINSTALL)
-    return Result("ok", "cache_write in the interpreter equals PyTorch")
+        return Finding("FAIL", f"cache_write in the interpreter: {wrong}", REINSTALL)
+    return Finding("ok", "cache_write in the interpreter equals PyTorch")
 
 
-def check_gpu() -> Result:
+def check_gpu() -> Finding:
     if not torch.cuda.is_available():
-        return Result("skip", "no CUDA device: no chapter needs one")
+        return Finding("skip", "no CUDA device: no chapter needs one")
     properties = torch.cuda.get_device_properties(0)
     device = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     error = _matmul_error("cuda")
     if not error < 1e-3:
-        return Result("FAIL", f"{device}: a float32 matrix product is off by {error:.1e}", FIX_GPU)
+        return Finding("FAIL", f"{device}: a float32 matrix product is off by {error:.1e}", FIX_GPU)
     if importlib.util.find_spec("triton") is None:
-        return Result("ok", f"{device}: matrix product within {error:.1e}; no Triton to compile")
+        return Finding("ok", f"{device}: matrix product within {error:.1e}; no Triton to compile")
     wrong = _kernel_probe("cuda", interpret="0")
     if wrong:
-        return Result("FAIL", f"{device}: cache_write compiled: {wrong}", FIX_GPU)
-    return Result("ok", f"{device}: matrix product within {error:.1e}, cache_write compiled")
+        return Finding("FAIL", f"{device}: cache_write compiled: {wrong}", FIX_GPU)
+    return Finding("ok", f"{device}: matrix product within {error:.1e}, cache_write compiled")
 
 
-def check_jupyter() -> Result:
+def check_jupyter() -> Finding:
     """Does a notebook run in this environment, or in another one, and find its modules?"""
     from jupyter_client.manager import KernelManager  # here, for the same reason
 
@@ -161,7 +161,7 @@ def check_jupyter() -> Result:
         [python, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, timeout=60
     ).stdout.strip()
     if prefix != sys.prefix:
-        return Result(
+        return Finding(
             "FAIL",
             f"the notebook kernel python3 starts {python}, of {prefix or 'no environment'}",
             f"{sys.executable} -m ipykernel install --sys-prefix, and unset JUPYTER_PATH",
@@ -169,9 +169,9 @@ def check_jupyter() -> Result:
     elsewhere = [place for place in sys.path if place and Path(place) != Path.cwd()]
     for file in sorted(Path("notebooks").glob("*.py")):  # which a notebook imports before others
         if file.stem in sys.stdlib_module_names or PathFinder.find_spec(file.stem, elsewhere):
-            return Result("FAIL", f"{file} hides the module {file.stem} from notebooks",
+            return Finding("FAIL", f"{file} hides the module {file.stem} from notebooks",
                           "give your file another name")  # fmt: skip
-    return Result("ok", "the notebook kernel python3 runs in this environment")
+    return Finding("ok", "the notebook kernel python3 runs in this environment")
 
 
 # Name, check, and what to do when the check itself breaks.
@@ -198,7 +198,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             result = check()
         except Exception as error:
-            result = Result("FAIL", f"{type(error).__name__}: {error}", remedy)
+            result = Finding("FAIL", f"{type(error).__name__}: {error}", remedy)
         print(_line(f"{result.status:4}  {name:8}  ", result.text), flush=True)
         if result.status == "FAIL":
             failed += 1

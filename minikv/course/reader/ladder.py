@@ -7,8 +7,8 @@ notebooks of its neighbours without a change in them.
 from html import escape
 
 from minikv.course.chapters import each, notebook, title
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import chapters
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import chapters
 from minikv.course.pictures.style import BESIDE_EDITOR
 from minikv.course.reader.overview import Overview
 from minikv.course.reader.routes import routes

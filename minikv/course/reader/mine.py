@@ -17,8 +17,8 @@ from typing import Any
 
 import minikv
 from minikv.course.chapters import each
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import (
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import (
     Chapter,
     Exercise,
     Function,
@@ -26,7 +26,7 @@ from minikv.course.exercises.manifest import (
     chapters,
     find,
 )
-from minikv.course.exercises.skeletons import reference, reference_part
+from minikv.course.exercise_data.skeletons import reference, reference_part
 from minikv.course.reader import progress_file
 from minikv.course.reports import markup
 
@@ -46,7 +46,7 @@ def mine(*exercise_ids: str) -> Any:
             raise ValueError(f"{exercise.id}: {why}")
         for name in _names(exercise):
             asked.setdefault((exercise.chapter.number, name), []).append(exercise.id)
-    parts = Parts({number for number, _ in asked})
+    parts = PassedParts({number for number, _ in asked})
     for (number, name), ids in asked.items():
         print(f"{name}: {parts.whose(chapters()[number], name, ids)}")
     found = [parts.get(chapters()[number], name) for number, name in asked]
@@ -59,7 +59,7 @@ def own_engine(
     """`minikv.Engine(lm, config, **more)`, on your parts where they have passed their checks, and
     on the parts in `more`. Prints whose its parts are."""
     [(_, together)] = each("together")
-    parts = Parts({chapter.number for chapter in engine_chapters()})
+    parts = PassedParts({chapter.number for chapter in engine_chapters()})
     given = together.ATTENTION if "attention" in more else ()
     homes = {name: home for name, home in together.PARTS.items() if name not in given}
     print(f"engine: {parts.whose_engine(homes)}")
@@ -87,7 +87,7 @@ def used_below(exercise_id: str) -> bool:
     return any(map(uses.search, code[at + 1 :]))
 
 
-def _with(parts: "Parts", method: Callable) -> Callable:
+def _with(parts: "PassedParts", method: Callable) -> Callable:
     """`method`, with the reader's parts in the reference's places while it runs."""
 
     def run(*args: Any, **options: Any) -> Any:
@@ -118,7 +118,7 @@ def _names(exercise: Exercise) -> list[str]:
     return list(names)
 
 
-class Parts:
+class PassedParts:
     """The reader's passed parts of some chapters, loaded from the files as they are now."""
 
     def __init__(self, numbers: set[str]):

@@ -5,8 +5,9 @@ from html import escape
 from pathlib import Path
 
 from minikv.course.chapters import notebook, title
-from minikv.course.exercises.files import write_whole
-from minikv.course.exercises.manifest import Chapter, Exercise, chapters
+from minikv.course.exercise_data.manifest import Chapter, Exercise, chapters
+from minikv.course.exercise_data.plan import TermPlan
+from minikv.course.exercise_data.whole_files import write_whole
 from minikv.course.reader import progress_file, routes
 from minikv.course.reports.markup import (
     GREEN,
@@ -89,9 +90,21 @@ class Overview:
         if self.route is None:
             return ""
         ids = self.route.exercises
-        done = sum(exercise.id in ids for exercise in self.passed())
-        name = self.route.name.capitalize()
-        return f"{name} route (»): {done} of {len(ids)} exercises passed. Everything: "
+        passed = {exercise.id for exercise in self.passed()}
+        done = f"{len(passed & ids)} of {len(ids)} exercises passed"
+        if isinstance(self.route, TermPlan):
+            now = self._week(self.route, passed)
+            return f"{self.route.name} (»): {done}.{now} Everything: "
+        return f"{self.route.name.capitalize()} route (»): {done}. Everything: "
+
+    def _week(self, plan: TermPlan, passed: set[str]) -> str:
+        """The plan's first week with something open: " Week 3, until …: 04.1, 04.2, 30 min."."""
+        for week in plan.weeks:
+            ids = [exercise.id for exercise in week.exercises if exercise.id not in passed]
+            if ids:
+                name = ", ".join(filter(None, (f"Week {week.number}", week.due)))
+                return f" {name}: {', '.join(ids)}, {hours(week.minutes)}."
+        return ""
 
     def headline(self) -> str:
         """What is passed in all, and the next exercise in the chapter that was worked on last."""

@@ -7,7 +7,7 @@ from html import escape
 from typing import NamedTuple
 
 from minikv.course.chapters import folders
-from minikv.course.exercises.manifest import chapters
+from minikv.course.exercise_data.manifest import chapters
 from minikv.course.judge import process
 from minikv.course.reader import progress_file
 from minikv.course.reports import markup
@@ -46,7 +46,7 @@ class Written:
 
 
 @dataclass
-class Parts:
+class PartsRun:
     """What tinypy wrote on the reader's own parts, in the chapters up to `here`."""
 
     here: str = "99"
@@ -122,12 +122,12 @@ class Parts:
         return "".join(out)
 
 
-def run(tell: Callable[[str], None]) -> Parts:
+def run(tell: Callable[[str], None]) -> PartsRun:
     """Run tinypy on the reader's passed parts; `tell` hears what runs, as it begins. In a
     chapter's notebook these are the parts of this chapter and of those before it."""
     notebook = markup.open_notebook()
     here = notebook.name[:2] if notebook else ""
-    parts = Parts(here if here in folders() else "99")
+    parts = PartsRun(here if here in folders() else "99")
     if not parts.passed:
         return parts
 

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from html import escape
 from types import EllipsisType
 
-from minikv.course.exercises.manifest import ReaderError
+from minikv.course.exercise_data.manifest import ReaderError
 from minikv.course.reports import markup
 
 Number = int | float

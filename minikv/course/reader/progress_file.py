@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import minikv
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.files import write_whole
-from minikv.course.exercises.manifest import Exercise, chapter_of, chapters, find
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import Exercise, chapter_of, chapters, find
+from minikv.course.exercise_data.whole_files import write_whole
 from minikv.course.reader import routes
 from minikv.course.reports.report import Report
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.files import write_whole
-from minikv.course.exercises.manifest import ReaderError, chapters
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import ReaderError, chapters
+from minikv.course.exercise_data.plan import FILE, TermPlan, read, text_of
+from minikv.course.exercise_data.whole_files import write_whole
 
 EVERYTHING = "everything"
 # Every chapter ends with these, for all readers: no route is marked there.
@@ -87,8 +88,16 @@ def choose(name: str) -> None:
     write_whole(_file(), name + "\n")
 
 
-def chosen() -> Route | None:
-    """The reader's route; None without one, which means everything."""
+def follow(plan: str) -> None:
+    """Put a lecturer's plan into the reader's folder: `progress` follows it. Raises ReaderError."""
+    write_whole(reader_files.folder().parent / FILE, text_of(plan))
+
+
+def chosen() -> Route | TermPlan | None:
+    """The plan in the reader's folder, or their route; None without one, which means everything."""
+    plan = reader_files.folder().parent / FILE
+    if plan.exists():
+        return read(plan)
     try:
         return routes().get(_file().read_text(encoding="utf-8").strip())
     except OSError:

@@ -2,6 +2,7 @@
 
     minikv start             # minikv-course in this folder, or the course that you are in
     minikv start ~/kv        # another folder
+    minikv start --plan plan.toml  # a lecturer's plan: what is for which week
     minikv start --route weekend   # a shorter route: `progress` follows it, and headings are marked
 
 What is in the folder already is never overwritten: start again and continue. A clone of the
@@ -14,8 +15,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from minikv.course.exercises.manifest import ReaderError
-from minikv.course.exercises.reader_files import MARK, course_folder, in_folder
+from minikv.course.exercise_data.manifest import ReaderError
+from minikv.course.exercise_data.plan import FILE
+from minikv.course.exercise_data.reader_files import MARK, course_folder, in_folder
 from minikv.course.reader import routes, unpacked
 from minikv.course.reports import markup
 
@@ -27,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help=f"default: {NEW}")
     ways = [*routes.routes(), routes.EVERYTHING]
     parser.add_argument("--route", choices=ways, help="what `progress` follows")
+    parser.add_argument(
+        "--plan", metavar="FILE", help="a lecturer's plan, which goes before a route"
+    )
     parser.add_argument("--no-lab", action="store_true", help="only unpack")
 
 
@@ -34,10 +39,13 @@ def run(args: argparse.Namespace) -> int:
     folder = (args.folder or _here()).absolute()
     try:
         say = [put_into(folder)]
-        if args.route:
-            with in_folder(folder / "exercises"):
+        with in_folder(folder / "exercises"):
+            if args.route:
                 routes.choose(args.route)
-            say.append(in_words(args.route))
+                say.append(in_words(args.route))
+            if args.plan:
+                routes.follow(args.plan)
+                say.append(f"{folder / FILE} is your plan; `progress` says what is next, and when.")
         for text in say:
             print(markup.wrapped(text, width=markup.terminal_width()))
     except ReaderError as error:

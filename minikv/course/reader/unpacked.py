@@ -17,10 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import minikv
-from minikv.course.exercises.files import write_whole
-from minikv.course.exercises.manifest import ReaderError, chapters
-from minikv.course.exercises.reader_files import MARK
-from minikv.course.exercises.skeletons import skeleton
+from minikv.course.exercise_data.manifest import ReaderError, chapters
+from minikv.course.exercise_data.reader_files import MARK
+from minikv.course.exercise_data.skeletons import skeleton
+from minikv.course.exercise_data.whole_files import write_whole
 
 PACKAGE = Path(minikv.__file__).parent
 REAL_ENGINES = "docs/REAL_ENGINES.md"

@@ -22,10 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import minikv
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.files import write_whole
-from minikv.course.exercises.manifest import ReaderError, chapters
-from minikv.course.exercises.skeletons import (
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import ReaderError, chapters
+from minikv.course.exercise_data.skeletons import (
     AnyFunction,
     Def,
     definition,
@@ -39,6 +38,7 @@ from minikv.course.exercises.skeletons import (
     skeleton,
     text_of,
 )
+from minikv.course.exercise_data.whole_files import write_whole
 from minikv.course.reader import progress_file, unpacked
 from minikv.course.reports import markup
 
@@ -305,8 +305,8 @@ def _skeletons_of(old: Path) -> dict[str, str]:
     """The skeletons of that copy, made by its own generator."""
     code = (
         "import json\n"
-        "from minikv.course.exercises.manifest import chapters\n"
-        "from minikv.course.exercises.skeletons import skeleton\n"
+        "from minikv.course.exercise_data.manifest import chapters\n"
+        "from minikv.course.exercise_data.skeletons import skeleton\n"
         "print(json.dumps({c.file_name: skeleton(c) for c in chapters().values()}))"
     )
     environment = os.environ | {"PYTHONPATH": str(old.resolve())}

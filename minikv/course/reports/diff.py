@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
 
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import Exercise
-from minikv.course.exercises.skeletons import (
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import Exercise
+from minikv.course.exercise_data.skeletons import (
     definition,
     definitions,
     docstring_of,

@@ -13,7 +13,7 @@ import textwrap
 from html import escape
 from pathlib import Path
 
-from minikv.course.exercises import reader_files
+from minikv.course.exercise_data import reader_files
 
 # Of Okabe and Ito's palette. Black can be read on all of them.
 GREEN, VERMILION, SKY, ORANGE = "#009E73", "#D55E00", "#56B4E9", "#E69F00"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from html import escape
 
-from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import chapter_of, find
+from minikv.course.exercise_data import reader_files
+from minikv.course.exercise_data.manifest import chapter_of, find
 from minikv.course.judge.result import Result
 from minikv.course.reports import markup
 from minikv.course.reports.markup import GREEN, SKY, VERMILION, badge, folded, marked, wrapped

@@ -25,7 +25,7 @@ from minikv.course.chapters.ch03_kv_memory.memory import (
 )
 from minikv.course.chapters.ch03_kv_memory.pictures import MemoryFilm, reservation_picture
 from minikv.course.chapters.ch03_kv_memory.published import BANDWIDTH, CLAIMS, CONFIGS, MISTAKES
-from minikv.course.measure.workload import Length, Request, chat_like, read_trace
+from minikv.course.workloads.workload import Length, TraceRequest, chat_like, read_trace
 from minikv.kv_cache import PreallocatedCache
 
 # ── Bytes per token ───────────────────────────────────────────────────────────
@@ -227,9 +227,12 @@ def test_both_formats_are_read(tmp_path):
     azure, mooncake = tmp_path / "trace.csv", tmp_path / "trace.jsonl"
     azure.write_bytes(AZURE.encode())
     mooncake.write_text(MOONCAKE)
-    assert read_trace(azure) == [Request(Length(374, 44), 0.0), Request(Length(396, 109), 3.75)]
+    assert read_trace(azure) == [
+        TraceRequest(Length(374, 44), 0.0),
+        TraceRequest(Length(396, 109), 3.75),
+    ]
     first, second = read_trace(str(mooncake))
-    assert first == Request(Length(6955, 52), 0.0, (46, 47))
+    assert first == TraceRequest(Length(6955, 52), 0.0, (46, 47))
     assert second.length == Length(6472, 26) and second.arrival == pytest.approx(3.053)
     unnamed = tmp_path / "trace.txt"
     unnamed.write_text(MOONCAKE)

@@ -12,7 +12,7 @@ from minikv import BlockPool, RadixCache, SamplingParams
 from minikv.course.chapters.ch07_radix_prefix_cache.answers import ChainedCache, insert_turn
 from minikv.course.chapters.ch07_radix_prefix_cache.append_only import agents, insert_all, two_turns
 from minikv.course.chapters.ch07_radix_prefix_cache.four_requests import FourRequests
-from minikv.course.exercises.skeletons import broken
+from minikv.course.exercise_data.skeletons import broken
 from minikv.course.judge.stand_ins import LoggingPool
 
 MET = Counter()

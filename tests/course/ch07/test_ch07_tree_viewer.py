@@ -593,8 +593,8 @@ def test_the_words_say_what_was_copied_opened_and_pruned(beams):
 
 def test_a_block_of_beams_stays_where_it_is(beams):
     trees = beams.trees(range(len(beams.steps)))
-    layout = tree_drawing.Layout.alone(trees)
-    spots = [tree_drawing.Panel(None, layout, 0, 0, one, 0).spots for one in trees]
+    layout = tree_drawing.TreeLayout.alone(trees)
+    spots = [tree_drawing.TreePanel(None, layout, 0, 0, one, 0).spots for one in trees]
     for before, now in pairwise(spots):
         assert all(before[place] == now[place] for place in before.keys() & now.keys())
 

@@ -18,8 +18,8 @@ from minikv.course.chapters.ch08_triton_paged_attention import answers as ch08
 from minikv.course.chapters.ch08_triton_paged_attention import scenarios as checks
 from minikv.course.chapters.ch08_triton_paged_attention import watch
 from minikv.course.chapters.ch08_triton_paged_attention.watch import Watch, compiled
-from minikv.course.exercises.manifest import find
-from minikv.course.exercises.skeletons import broken
+from minikv.course.exercise_data.manifest import find
+from minikv.course.exercise_data.skeletons import broken
 from minikv.course.judge import process
 from minikv.course.judge.checking import Wrong
 from minikv_kernels.mode import INTERPRETED

@@ -29,8 +29,8 @@ from minikv.course.chapters.ch09_cpu_kernels.watch import (
     refusal,
     widens,
 )
-from minikv.course.exercises.manifest import chapter_of, find
-from minikv.course.exercises.skeletons import broken, fill, skeleton
+from minikv.course.exercise_data.manifest import chapter_of, find
+from minikv.course.exercise_data.skeletons import broken, fill, skeleton
 from minikv.course.judge import process
 from minikv.course.reports.report import Report
 

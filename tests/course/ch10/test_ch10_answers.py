@@ -11,8 +11,8 @@ from minikv.course.chapters.ch10_quantised_kv.given import (
     keys_and_values,
 )
 from minikv.course.chapters.ch10_quantised_kv.pictures import FACTORS, OutlierFilm, rulers_picture
-from minikv.course.measure.corpus import read_corpus
-from minikv.course.measure.running_table import WORKLOAD
+from minikv.course.workloads.corpus import read_corpus
+from minikv.course.workloads.running_table import WORKLOAD
 from minikv.quant import quality
 from minikv.quant.quality import engine_scheme
 

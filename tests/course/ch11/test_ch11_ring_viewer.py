@@ -10,7 +10,7 @@ from minikv.course.chapters.ch11_ring_cache.given import (
 )
 from minikv.course.chapters.ch11_ring_cache.ring_viewer import RingHistory
 from minikv.course.judge.checking import in_place_of
-from minikv.course.measure import running_table
+from minikv.course.workloads import running_table
 from minikv.ring import Cells, cache, context_shift
 
 

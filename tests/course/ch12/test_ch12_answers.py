@@ -24,7 +24,7 @@ from minikv.course.chapters.ch12_tiers_and_sessions.trace_rates import (
     STORED_MOST,
     TraceRates,
 )
-from minikv.course.measure.workload import conversations, write_code
+from minikv.course.workloads.workload import conversations, write_code
 from minikv.tiers.identity import model_fingerprint
 
 ONE_TOKEN = minikv.SamplingParams(max_tokens=1)
@@ -191,7 +191,7 @@ def test_the_viewer_says_where_blocks_are(lm, tmp_path):
     first = history.snap("A", {"A": texts["A"]})
     assert first.count("device") == 5 and first.count("host") == first.count("disk") == 0
     engine.generate([texts["B"]], ONE_TOKEN)
-    engine.tiers.disk.wait()
+    assert engine.tiers.disk.wait()
     second = history.snap("B", texts)
     assert len(second.blocks) == 9 and second.count("device") == 6
     assert [second.count(tier) for tier in ("host", "disk")] == [2, 1]

@@ -13,7 +13,7 @@ from minikv.course.chapters.ch13_distributed_kv.fleet import (
 )
 from minikv.course.chapters.ch13_distributed_kv.given import Clock, calls_to_the_dead
 from minikv.course.chapters.ch13_distributed_kv.store_viewer import STORE, StoreFlow
-from minikv.course.measure.workload import write_code
+from minikv.course.workloads.workload import write_code
 
 ONE_TOKEN = minikv.SamplingParams(max_tokens=1)
 

@@ -25,9 +25,9 @@ from minikv.course.chapters.ch14_speculative_decoding.trees import (
     right_path,
     tree_logits,
 )
-from minikv.course.exercises.manifest import find
-from minikv.course.exercises.mistakes import reference_sources
-from minikv.course.exercises.skeletons import fill, skeleton
+from minikv.course.exercise_data.manifest import find
+from minikv.course.exercise_data.mistakes import reference_sources
+from minikv.course.exercise_data.skeletons import fill, skeleton
 from minikv.course.judge.examine import examine
 from minikv.kv_cache import PreallocatedCache
 from minikv.speculative import how_many

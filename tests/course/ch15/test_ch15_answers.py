@@ -34,7 +34,7 @@ from minikv.course.chapters.ch15_serving.given import (
     server,
 )
 from minikv.course.chapters.ch15_serving.pictures import box_picture, load_picture
-from minikv.course.exercises.skeletons import broken
+from minikv.course.exercise_data.skeletons import broken
 from minikv.outputs import visible_text
 from minikv.serving import EngineLoop
 from minikv.serving.admission import Admission

@@ -2,7 +2,7 @@
 
 from time import perf_counter
 
-from minikv.course.measure.running_table import Run
+from minikv.course.workloads.running_table import Run
 from minikv.language_model import LanguageModel
 
 IDEA = "compute everything again, at every step"

@@ -1,6 +1,6 @@
 """Rung 02 of the ladder and of the running table."""
 
-from minikv.course.measure.running_table import Run, run_cache, run_reserved
+from minikv.course.workloads.running_table import Run, run_cache, run_reserved
 from minikv.kv_cache import ConcatCache
 from minikv.language_model import LanguageModel
 

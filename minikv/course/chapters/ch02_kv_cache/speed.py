@@ -4,7 +4,7 @@ from time import perf_counter
 
 import torch
 
-from minikv.course.measure.timing import REPEATS
+from minikv.course.workloads.timing import REPEATS
 from minikv.kv_cache import ConcatCache
 from minikv.language_model import LanguageModel
 

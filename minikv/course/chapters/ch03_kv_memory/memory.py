@@ -8,7 +8,7 @@ that is handed out in contiguous pieces.
 from collections.abc import Callable
 
 from minikv.course.chapters.ch03_kv_memory.given import NoHole, Shape, SlotUse
-from minikv.course.measure.workload import Length
+from minikv.course.workloads.workload import Length
 
 # ── Bytes per token ───────────────────────────────────────────────────────────
 

@@ -1,6 +1,6 @@
 """Rung 03 of the ladder and of the running table."""
 
-from minikv.course.measure.running_table import Run, run_reserved
+from minikv.course.workloads.running_table import Run, run_reserved
 from minikv.language_model import LanguageModel
 
 IDEA = "what a token costs, and what reservation wastes"

@@ -12,8 +12,8 @@ from minikv.course.chapters.ch03_kv_memory.given import Shape
 from minikv.course.chapters.ch03_kv_memory.published import CLAIMS, CONFIGS, MISTAKES
 from minikv.course.judge.checking import plain, runs_model, same_as_oracle, shown, witness
 from minikv.course.judge.scenarios import Group, Log, Words, scenario
-from minikv.course.measure.workload import Length, chat_like
 from minikv.course.pictures.snapshot import counted
+from minikv.course.workloads.workload import Length, chat_like
 from minikv.kv_cache import PreallocatedCache
 
 

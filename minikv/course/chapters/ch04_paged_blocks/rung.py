@@ -3,7 +3,7 @@
 What is reserved are the blocks in use.
 """
 
-from minikv.course.measure.running_table import run_in_engine
+from minikv.course.workloads.running_table import run_in_engine
 
 IDEA = "blocks of a fixed size, and a table that finds them"
 RUNS = {"paged blocks, in the engine": run_in_engine}

@@ -27,7 +27,14 @@ from minikv.course.pictures import style
 from minikv.course.pictures.recording import check_surface
 from minikv.course.pictures.snapshot import counted
 from minikv.course.pictures.timeline import visible
-from minikv.course.pictures.tree_drawing import Cell, DrawnTree, Place, Run, TreeRecording, shown
+from minikv.course.pictures.tree_drawing import (
+    BlockRun,
+    Cell,
+    DrawnTree,
+    Place,
+    TreeRecording,
+    shown,
+)
 from minikv.errors import require_int
 from minikv.sampling import SamplingParams
 
@@ -255,7 +262,7 @@ class BeamHistory(TreeRecording):
             place = (None, *one.block_ids)
             ends.setdefault(place, []).append((name, visible(f"+{text}" if text else "", 8)))
         runs = [
-            Run(tuple(chain), ends=tuple(ends.get(chain[-1].place, ())))
+            BlockRun(tuple(chain), ends=tuple(ends.get(chain[-1].place, ())))
             for chain in _chains(cells, ends)
         ]
         if before is not None and changes is not None:
@@ -264,7 +271,7 @@ class BeamHistory(TreeRecording):
                 for place, block in before.blocks.items()
                 if place in changes.freed and place not in step.blocks
             ]
-            runs += [Run(tuple(chain)) for chain in _chains(ghosts, ())]
+            runs += [BlockRun(tuple(chain)) for chain in _chains(ghosts, ())]
         return DrawnTree(
             head=(
                 f"blocks used: {step.num_used} · copies would use: {step.num_copied} · "

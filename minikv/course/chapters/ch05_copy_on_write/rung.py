@@ -5,7 +5,7 @@ Attention in PyTorch.
 
 from functools import partial
 
-from minikv.course.measure.running_table import TOGETHER, run_in_engine
+from minikv.course.workloads.running_table import TOGETHER, run_in_engine
 
 IDEA = "share a block until it is written to"
 RUNS = {f"{TOGETHER} samples, shared blocks": partial(run_in_engine, samples=TOGETHER)}

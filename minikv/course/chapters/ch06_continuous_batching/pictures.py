@@ -18,7 +18,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
 from minikv.cluster.simulate import percentile
-from minikv.course.chapters.ch06_continuous_batching.serving import (
+from minikv.course.chapters.ch06_continuous_batching.batching import (
     Comparison,
     PreemptionCost,
     Run,

@@ -5,7 +5,7 @@ Attention in PyTorch.
 
 from functools import partial
 
-from minikv.course.measure.running_table import TOGETHER, run_in_engine
+from minikv.course.workloads.running_table import TOGETHER, run_in_engine
 
 IDEA = "requests join and leave at every step"
 RUNS = {f"{TOGETHER} requests, one batch": partial(run_in_engine, requests=TOGETHER)}

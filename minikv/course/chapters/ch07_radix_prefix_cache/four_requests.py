@@ -5,11 +5,11 @@ from functools import partial
 from time import perf_counter
 
 import minikv
-from minikv.course.measure.running_table import machine
-from minikv.course.measure.timing import no_gc
-from minikv.course.measure.workload import write_code
 from minikv.course.pictures.table import Table
 from minikv.course.reader.mine import mine, own_engine
+from minikv.course.workloads.running_table import machine
+from minikv.course.workloads.timing import no_gc
+from minikv.course.workloads.workload import write_code
 
 SHARED, NEW = 480, 16  # tokens
 QUESTIONS = ("def test_first(self):\n", "def main(argv):\n", "class Queue:\n", "import os\n")

@@ -16,7 +16,7 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from minikv.blocks import BlockPool
-from minikv.course.measure.workload import Job, Request
+from minikv.course.workloads.workload import Job, TraceRequest
 from minikv.radix import RadixCache
 
 Ids = Seq[int]  # of a prompt's blocks, in order
@@ -37,7 +37,7 @@ def ids_of_jobs(jobs: Iterable[Job], block_size: int = 16) -> list[Ids]:
     return streams
 
 
-def ids_of_trace(requests: Iterable[Request]) -> list[Ids]:
+def ids_of_trace(requests: Iterable[TraceRequest]) -> list[Ids]:
     """The `hash_ids` of a trace, each of 512 tokens. Raises ValueError if there are none."""
     streams: list[Ids] = [request.hash_ids for request in requests]
     if not any(streams):

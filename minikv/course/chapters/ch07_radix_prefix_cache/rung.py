@@ -5,7 +5,7 @@ So the prompt is in the prefix cache. Attention in PyTorch.
 
 from functools import partial
 
-from minikv.course.measure.running_table import TOGETHER, run_in_engine
+from minikv.course.workloads.running_table import TOGETHER, run_in_engine
 
 IDEA = "find what an earlier request has computed"
 RUNS = {

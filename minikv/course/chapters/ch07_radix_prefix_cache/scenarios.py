@@ -27,7 +27,7 @@ from minikv.course.judge.checking import (
 from minikv.course.judge.programs import LINES_ABOVE, at_most, under
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.course.judge.stand_ins import LoggingPool
-from minikv.course.reader.mine import Parts
+from minikv.course.reader.mine import PassedParts
 from minikv.engine import Loop
 from minikv.radix import Node
 
@@ -1520,7 +1520,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
 @runs_model("07.7")
 def _(mine, lm: minikv.LanguageModel) -> str:
     """The reader's engine, on all parts of chapters 04 to 07 that are passed."""
-    parts = Parts({"07"})
+    parts = PassedParts({"07"})
     with parts.installed():
         in_place = together.parts_in_place()
         served = busy(mine.Engine, mine.Loop, **in_place)

@@ -1,6 +1,6 @@
 """Rung 08 of the ladder and of the running table."""
 
-from minikv.course.measure.running_table import TOGETHER, Run, run_in_engine
+from minikv.course.workloads.running_table import TOGETHER, Run, run_in_engine
 from minikv.language_model import LanguageModel
 
 IDEA = "a kernel that walks the block table"

@@ -18,7 +18,7 @@ import minikv
 from minikv.backend import MakeBackend, TorchAttention
 from minikv.batch import Batch
 from minikv.course.chapters.ch09_cpu_kernels.given import weights_of
-from minikv.course.measure.timing import no_gc
+from minikv.course.workloads.timing import no_gc
 from minikv.model import Attend
 
 PROMPT_TOKENS, NEW_TOKENS, BLOCK_SIZE = 64, 24, 16

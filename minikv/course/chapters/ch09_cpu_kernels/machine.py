@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from minikv.course.chapters.ch09_cpu_kernels.given import compiled, in_threads
-from minikv.course.measure.timing import no_gc
+from minikv.course.workloads.timing import no_gc
 from minikv.cpu.kernels import matmul
 from minikv.cpu.tiles import ask_for, in_panels
 

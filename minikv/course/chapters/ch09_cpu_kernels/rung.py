@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from minikv.course.measure.running_table import TOGETHER, run_in_engine
+from minikv.course.workloads.running_table import TOGETHER, run_in_engine
 from minikv.language_model import LanguageModel
 
 IDEA = "the same walk, compiled for the machine you have"

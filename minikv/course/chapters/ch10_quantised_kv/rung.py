@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from minikv.course.measure.running_table import TOGETHER, run_in_engine
+from minikv.course.workloads.running_table import TOGETHER, run_in_engine
 from minikv.language_model import LanguageModel
 
 IDEA = "keys and values in 8 and 4 bits, read as such"

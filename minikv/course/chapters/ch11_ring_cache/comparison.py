@@ -5,15 +5,15 @@ from statistics import median
 from minikv.blocks import BlockPool, BlockTable
 from minikv.config import EngineConfig
 from minikv.course.chapters.ch11_ring_cache.rung import run_in_ring
-from minikv.course.measure.running_table import (
+from minikv.course.pictures.table import Table
+from minikv.course.workloads.running_table import (
     TOGETHER,
     WORKLOAD,
     Run,
     machine,
     run_in_engine,
 )
-from minikv.course.measure.timing import REPEATS
-from minikv.course.pictures.table import Table
+from minikv.course.workloads.timing import REPEATS
 from minikv.language_model import LanguageModel
 from minikv.ring import Cells, OutOfCells, RingCache
 

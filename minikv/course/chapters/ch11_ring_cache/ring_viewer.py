@@ -19,7 +19,7 @@ from matplotlib.patches import Polygon
 
 from minikv.course.pictures import style
 from minikv.course.pictures.recording import Recording, check_surface
-from minikv.course.pictures.scene import SIDE, Entry, Legend, Pen, Scene, room, slot_entry
+from minikv.course.pictures.scene import SIDE, Legend, LegendEntry, Pen, Scene, room, slot_entry
 from minikv.course.pictures.snapshot import counted
 from minikv.course.pictures.timeline import visible
 from minikv.ring.cells import FREE
@@ -218,20 +218,22 @@ def legend(steps: Sequence[RingSnapshot]) -> Legend:
         return lambda pen, x, y: draw_cell(pen, x + SIDE / 2 + 0.02, y, SIDE + 0.06, cell, new)
 
     width = SIDE + 0.12
-    entries = [Entry(width, "cell: the token at position 7 of A", sample(one))]
+    entries = [LegendEntry(width, "cell: the token at position 7 of A", sample(one))]
     if any(len(cell.owners) > 1 for cell in cells):
-        entries.append(Entry(width, "shared by A and B", sample(two)))
+        entries.append(LegendEntry(width, "shared by A and B", sample(two)))
     entries.append(slot_entry("free", ""))
     changes = [pair for a, b in pairwise(steps) for pair in zip(a.cells, b.cells, strict=True)]
     if any(now.owners and old != now for old, now in changes):
-        entries.append(Entry(width, "new or moved", sample(one, new=True)))
+        entries.append(LegendEntry(width, "new or moved", sample(one, new=True)))
     if any(old.position is not None and now.position is None for old, now in changes):
-        entries.append(Entry(0.1, "freed in this step", lambda pen, x, y: pen.text(x, y, "×", 9)))
-    entries.append(Entry(0.1, "head", lambda pen, x, y: head_mark(pen, x + 0.05, y + 0.04)))
-    entries.append(Entry(0.06, "end of the used cells", _end_sample))
+        entries.append(
+            LegendEntry(0.1, "freed in this step", lambda pen, x, y: pen.text(x, y, "×", 9))
+        )
+    entries.append(LegendEntry(0.1, "head", lambda pen, x, y: head_mark(pen, x + 0.05, y + 0.04)))
+    entries.append(LegendEntry(0.06, "end of the used cells", _end_sample))
     if any(cell.shift for cell in cells):
         sign = lambda pen, x, y: pen.text(x, y, "−4", 8, style="italic")  # noqa: E731
-        entries.append(Entry(0.16, "key still to be turned, by −4", sign))
+        entries.append(LegendEntry(0.16, "key still to be turned, by −4", sign))
     return Legend(entries)
 
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from minikv.config import EngineConfig
 from minikv.course.chapters.ch12_tiers_and_sessions.given import evict_all
-from minikv.course.measure.timing import REPEATS
-from minikv.course.measure.workload import write_code
+from minikv.course.workloads.timing import REPEATS
+from minikv.course.workloads.workload import write_code
 from minikv.engine import Engine
 from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams

@@ -8,7 +8,7 @@ from typing import Any
 
 from minikv.config import EngineConfig
 from minikv.course.chapters.ch12_tiers_and_sessions.given import evict_all
-from minikv.course.measure.running_table import Run, run_on
+from minikv.course.workloads.running_table import Run, run_on
 from minikv.engine import Engine
 from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams

@@ -10,8 +10,8 @@ from minikv.course.chapters.ch12_tiers_and_sessions.tier_rates import (
     WriteBack,
     rates_by_tier,
 )
-from minikv.course.measure.workload import read_trace
 from minikv.course.pictures import style
+from minikv.course.workloads.workload import read_trace
 
 DEVICES, TIMES = (1_000, 3_000, 10_000, 50_000), (0, 10, 100)  # blocks; the host's size by these
 STORED = {  # (device, host): shares found on the device, found on the host, written, fetched

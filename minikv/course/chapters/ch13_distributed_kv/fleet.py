@@ -4,12 +4,12 @@ import random
 from collections.abc import Iterator, Sequence
 
 from minikv.cluster.routing import Router
-from minikv.cluster.simulate import Arrival, Blocks, Costs, Link, Report, simulate
+from minikv.cluster.simulate import Arrival, Blocks, FleetReport, NetworkLink, StepSeconds, simulate
 
 BLOCK, SYSTEM, TURNS = 16, 4, 6  # tokens; blocks that all share; turns per conversation
-COSTS = Costs(2e-3, 1e-4, 3e-4)  # seconds: per step, per prompt token, per sequence that decodes
+COSTS = StepSeconds(2e-3, 1e-4, 3e-4)  # per step, per prompt token, per sequence that decodes
 WORKER_BLOCKS = 300
-NETWORK = Link(1e-3, 1.25e9, 81_920)  # 10 Gbit/s, blocks of tinypy
+NETWORK = NetworkLink(1e-3, 1.25e9, 81_920)  # 10 Gbit/s, blocks of tinypy
 
 
 def chats(workers: int, talks: int = 10, system: int = SYSTEM, seed: int = 13) -> list[Arrival]:
@@ -45,5 +45,7 @@ def best_hit_rate(arrivals: Sequence[Arrival]) -> float:
     return hits / sum(len(one.names) for one in arrivals)
 
 
-def fleet(arrivals: Sequence[Arrival], router: Router, store: Link | None = None) -> Report:
+def fleet(
+    arrivals: Sequence[Arrival], router: Router, store: NetworkLink | None = None
+) -> FleetReport:
     return simulate(arrivals, router, COSTS, cache_blocks=WORKER_BLOCKS, store=store)

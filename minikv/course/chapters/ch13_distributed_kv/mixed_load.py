@@ -11,7 +11,7 @@ from minikv.cluster.front import Front, RequestFailed, Stream, WorkerLost
 from minikv.cluster.routing import ByOwnPrefix
 from minikv.cluster.simulate import percentile
 from minikv.config import EngineConfig
-from minikv.course.measure.workload import write_code
+from minikv.course.workloads.workload import write_code
 from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams
 

@@ -3,7 +3,7 @@
 from time import perf_counter
 
 from minikv.config import EngineConfig
-from minikv.course.measure.workload import write_code
+from minikv.course.workloads.workload import write_code
 from minikv.engine import Engine
 from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams

@@ -1,6 +1,6 @@
 """Rung 14 of the ladder and of the running table."""
 
-from minikv.course.measure.running_table import Run, run_in_engine
+from minikv.course.workloads.running_table import Run, run_in_engine
 from minikv.language_model import LanguageModel
 
 IDEA = "guess many tokens, check them in one step, throw away what was wrong"

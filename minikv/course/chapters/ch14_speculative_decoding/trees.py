@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 import minikv
 from minikv.course.chapters.ch14_speculative_decoding.answers import tree_mask, tree_positions
-from minikv.course.measure.corpus import read_corpus
-from minikv.course.measure.timing import REPEATS
+from minikv.course.workloads.corpus import read_corpus
+from minikv.course.workloads.timing import REPEATS
 from minikv.kv_cache import PreallocatedCache
 from minikv.language_model import LanguageModel
 from minikv.speculative import Speculation

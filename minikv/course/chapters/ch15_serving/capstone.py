@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import minikv
-from minikv.course.measure.workload import write_code
+from minikv.course.workloads.workload import write_code
 from minikv.engine import Engine
 from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams

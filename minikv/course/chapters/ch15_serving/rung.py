@@ -4,7 +4,7 @@ import json
 from time import perf_counter
 from urllib.request import Request, urlopen
 
-from minikv.course.measure.running_table import Run
+from minikv.course.workloads.running_table import Run
 from minikv.language_model import LanguageModel
 
 IDEA = "an engine behind an address, for clients that are slow, leave, or come all at once"

@@ -2,7 +2,7 @@
 
 from time import perf_counter
 
-from minikv.course.measure.running_table import Run
+from minikv.course.workloads.running_table import Run
 from minikv.engine import Engine, EngineConfig
 from minikv.groups import layout_of
 from minikv.language_model import LanguageModel

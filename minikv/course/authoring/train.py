@@ -43,8 +43,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from tqdm import tqdm
 
 from minikv.checkpoint import BUNDLED, load, read_weights
-from minikv.course.maker import train_draft, train_head
-from minikv.course.measure.corpus import Corpus, read_corpus
+from minikv.course.authoring import train_draft, train_head
+from minikv.course.workloads.corpus import Corpus, read_corpus
 from minikv.engine import Engine
 from minikv.sampling import SamplingParams
 from minikv.speculative import DRAFT_MODELS, HEADS
@@ -291,8 +291,8 @@ def train_states(out: Path, num_tokens: int) -> None:
     parameters = [model.get_parameter(name) for name in learned]
     matrices = [p for p in parameters if p.ndim == 2]
     opts = [
-        torch.optim.Muon(matrices, lr=0.004, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW([p for p in parameters if p.ndim != 2], lr=2e-3, betas=(0.9, 0.95),
+        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([p for p in parameters if p.ndim != 2], lr=5e-3, betas=(0.9, 0.95),
                           weight_decay=0.0),
     ]  # fmt: skip
     distil(model, tinypy, learned, opts, out, "states", num_tokens, {})

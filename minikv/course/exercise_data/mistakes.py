@@ -28,8 +28,8 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from minikv.course.exercises.manifest import Chapter, Exercise
-from minikv.course.exercises.skeletons import definitions, edited, fill, skeleton, targets
+from minikv.course.exercise_data.manifest import Chapter, Exercise
+from minikv.course.exercise_data.skeletons import definitions, edited, fill, skeleton, targets
 
 TEXTS = ("cause", "look")
 

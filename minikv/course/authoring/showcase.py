@@ -17,8 +17,8 @@ from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFont
 
 import minikv
-from minikv.course.exercises.manifest import find
-from minikv.course.exercises.mistakes import mistake_named, text_of_mistake
+from minikv.course.exercise_data.manifest import find
+from minikv.course.exercise_data.mistakes import mistake_named, text_of_mistake
 from minikv.course.judge.examine import examine
 from minikv.course.pictures import style
 from minikv.course.pictures.block_viewer import History

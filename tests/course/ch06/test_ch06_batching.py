@@ -10,14 +10,7 @@ import pytest
 
 from minikv import EngineConfig
 from minikv.cluster.simulate import percentile
-from minikv.course.chapters.ch06_continuous_batching.pictures import (
-    filled_picture,
-    latency_picture,
-    preemption_picture,
-    stretches,
-    timeline_picture,
-)
-from minikv.course.chapters.ch06_continuous_batching.serving import (
+from minikv.course.chapters.ch06_continuous_batching.batching import (
     WAYS,
     Comparison,
     Entry,
@@ -29,6 +22,13 @@ from minikv.course.chapters.ch06_continuous_batching.serving import (
     serve,
     static_rate,
 )
+from minikv.course.chapters.ch06_continuous_batching.pictures import (
+    filled_picture,
+    latency_picture,
+    preemption_picture,
+    stretches,
+    timeline_picture,
+)
 from minikv.course.chapters.ch07_radix_prefix_cache.hit_rate import (
     CACHES,
     FirstToLast,
@@ -38,8 +38,8 @@ from minikv.course.chapters.ch07_radix_prefix_cache.hit_rate import (
     ids_of_jobs,
     ids_of_trace,
 )
-from minikv.course.measure.workload import Job, Length, Request, shared_prompts
 from minikv.course.pictures import style
+from minikv.course.workloads.workload import Job, Length, TraceRequest, shared_prompts
 
 SMALL = EngineConfig(max_num_seqs=4, max_batch_tokens=48, num_blocks=80)
 
@@ -430,11 +430,11 @@ def test_hit_rates_grow_to_what_was_seen_before():
 
 
 def test_hash_ids_of_a_trace():
-    trace = [Request(Length(900, 1), 0.0, (1, 2)), Request(Length(1000, 1), 1.0, (1, 3))]
+    trace = [TraceRequest(Length(900, 1), 0.0, (1, 2)), TraceRequest(Length(1000, 1), 1.0, (1, 3))]
     rates = hit_rates(ids_of_trace(trace))
     assert rates.rates["radix tree"][-1] == 1 / 4
     with pytest.raises(ValueError, match="have no hash_ids"):
-        ids_of_trace([Request(Length(900, 1), 0.0)])
+        ids_of_trace([TraceRequest(Length(900, 1), 0.0)])
 
 
 def test_hit_rates_of_nothing_are_refused():

@@ -12,8 +12,8 @@ import minikv
 from minikv.cluster.simulate import percentile
 from minikv.course.arguments import positive
 from minikv.course.bench.harness import BenchTable, Spread, over
-from minikv.course.chapters.ch06_continuous_batching.serving import compare, static_rate
-from minikv.course.measure.workload import shared_prompts
+from minikv.course.chapters.ch06_continuous_batching.batching import compare, static_rate
+from minikv.course.workloads.workload import shared_prompts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

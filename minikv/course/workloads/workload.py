@@ -38,7 +38,7 @@ class Length(NamedTuple):
     output: int
 
 
-class Request(NamedTuple):
+class TraceRequest(NamedTuple):
     """One line of a trace."""
 
     length: Length
@@ -228,7 +228,7 @@ def conversations(
 # ── Published ─────────────────────────────────────────────────────────────────
 
 
-def read_trace(path: str | Path) -> list[Request]:
+def read_trace(path: str | Path) -> list[TraceRequest]:
     """The requests of a csv or jsonl file. Raises ValueError that says what is wrong, and where."""
     path = Path(path)
     try:
@@ -243,7 +243,7 @@ def read_trace(path: str | Path) -> list[Request]:
     return [request._replace(arrival=request.arrival - first) for request in found]
 
 
-def _csv_requests(path: Path, text: str) -> Iterator[Request]:
+def _csv_requests(path: Path, text: str) -> Iterator[TraceRequest]:
     rows = csv.DictReader(StringIO(text, newline=""))
     columns = rows.fieldnames or ()
     missing = [name for name in CSV_COLUMNS if name not in columns]
@@ -260,7 +260,7 @@ def _csv_requests(path: Path, text: str) -> Iterator[Request]:
             arrival = 0.0
             if "TIMESTAMP" in columns:
                 arrival = _seconds(row["TIMESTAMP"], f"{path}, line {rows.line_num}")
-            yield Request(length, arrival)
+            yield TraceRequest(length, arrival)
     except csv.Error as error:
         raise ValueError(f"{path} cannot be read as csv: {error}") from None
 
@@ -278,7 +278,7 @@ def _seconds(text: str | None, where: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _json_requests(path: Path, text: str) -> Iterator[Request]:
+def _json_requests(path: Path, text: str) -> Iterator[TraceRequest]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -301,7 +301,7 @@ def _json_requests(path: Path, text: str) -> Iterator[Request]:
             raise ValueError(f"{where}: timestamp must be a number of ms, was {milliseconds!r}")
         if not (isinstance(hash_ids, list) and all(map(_is_int, hash_ids))):
             raise ValueError(f"{where}: hash_ids must be a list of whole numbers, was {hash_ids!r}")
-        yield Request(Length(prompt, output), milliseconds / 1000, tuple(hash_ids))
+        yield TraceRequest(Length(prompt, output), milliseconds / 1000, tuple(hash_ids))
 
 
 def _is_int(value) -> bool:

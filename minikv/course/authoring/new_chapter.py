@@ -13,8 +13,8 @@ from pathlib import Path
 import nbformat
 
 import minikv
+from minikv.course.authoring import buttons
 from minikv.course.chapters import folders
-from minikv.course.maker import buttons
 
 ROOT = Path(minikv.__file__).parents[1]
 

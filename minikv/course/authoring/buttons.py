@@ -12,7 +12,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from minikv.course.exercises.files import write_whole
+from minikv.course.exercise_data.whole_files import write_whole
 from minikv.course.reader import routes
 
 ROOT = Path(__file__).parents[3]

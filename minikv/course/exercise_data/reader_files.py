@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any
 
 import minikv
-from minikv.course.exercises.manifest import Chapter, Exercise, ReaderError
-from minikv.course.exercises.skeletons import (
+from minikv.course.exercise_data.manifest import Chapter, Exercise, ReaderError
+from minikv.course.exercise_data.skeletons import (
     AnyFunction,
     definitions,
     docstring_of,
@@ -102,7 +102,11 @@ def saved_at(chapter: Chapter) -> float | None:
 def read(chapter: Chapter) -> str:
     """The reader's text. Raises WorkbookError if there is none."""
     try:
-        return text_in(path_of(chapter))
+        text = text_in(path_of(chapter))
+        if not text.strip():
+            again = f'reset("{chapter.number}") makes it again'
+            raise WorkbookError(f"{display_name(chapter)} is empty; {again}")
+        return text
     except FileNotFoundError:
         raise WorkbookError(
             f'{display_name(chapter)} is missing; reset("{chapter.number}") makes it again'

@@ -18,8 +18,8 @@ import torch
 
 from minikv.config import EngineConfig
 from minikv.course.chapters import each
-from minikv.course.measure.timing import REPEATS
 from minikv.course.pictures.table import Table
+from minikv.course.workloads.timing import REPEATS
 from minikv.engine import Engine
 from minikv.kv_cache import PreallocatedCache
 from minikv.language_model import LanguageModel

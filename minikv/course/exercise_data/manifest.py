@@ -56,7 +56,7 @@ ABOUT = re.compile(r"(.+) · (\d+) min · difficulty ([1-5]) of 5 · (build|debu
 
 
 @dataclass(frozen=True)
-class Piece:
+class Definition:
     """A definition of the reference that stands in the skeleton."""
 
     target: str  # "module:name"
@@ -67,14 +67,14 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Function(Piece):
+class Function(Definition):
     """A function of the skeleton: for the reader to write, for the reader to fix, or given."""
 
     write: str | None = None  # the exercise's id; None: given
 
 
 @dataclass(frozen=True)
-class Class(Piece):
+class Class(Definition):
     """A class of the skeleton. Methods in `write` are for the reader to write; the rest is given.
 
     With `show`, the skeleton's class inherits from the reference, and of the rest shows only

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from minikv.course.exercises.manifest import (
+from minikv.course.exercise_data.manifest import (
     Chapter,
     Class,
     Exercise,

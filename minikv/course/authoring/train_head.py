@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from minikv.checkpoint import BUNDLED, load
 from minikv.config import EngineConfig
-from minikv.course.measure.corpus import read_corpus
+from minikv.course.workloads.corpus import read_corpus
 from minikv.engine import Engine
 from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from minikv.checkpoint import BUNDLED, load
-from minikv.course.maker.train_head import ANSWER, PROMPT, TEMPERATURES, WINDOWS, read
-from minikv.course.measure.corpus import read_corpus
+from minikv.course.authoring.train_head import ANSWER, PROMPT, TEMPERATURES, WINDOWS, read
+from minikv.course.workloads.corpus import read_corpus
 
 MODEL: dict[str, Any] = dict(
     hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=4,

@@ -27,10 +27,10 @@ from tqdm import tqdm
 from minikv.blocks import BlockPool
 from minikv.cluster.simulate import percentile
 from minikv.config import EngineConfig
-from minikv.course.measure.running_table import machine
-from minikv.course.measure.timing import no_gc
-from minikv.course.measure.workload import Job, write_code
 from minikv.course.pictures.table import Table
+from minikv.course.workloads.running_table import machine
+from minikv.course.workloads.timing import no_gc
+from minikv.course.workloads.workload import Job, write_code
 from minikv.engine import Engine
 from minikv.language_model import LanguageModel
 from minikv.paged import KVStore

@@ -1,0 +1,157 @@
+"""A lecturer's plan of a term: what is for which week, until when, and what it gives.
+
+    name = "Memory, in six weeks"
+    partial = true                    # points by the lines of a check that pass; else all or none
+    overrides = "overrides.csv"       # beside this file: student,exercise,points,why
+    roster = "roster.csv"             # name,username: of a folder, and of the tables
+
+    [[week]]
+    deadline = 2027-03-05T23:59:00
+    exercises = ["04.1", "04.2"]
+    points."04.2" = 5                 # otherwise its difficulty, 1 to 5
+
+In a course's folder it is `plan.toml`, and `progress` follows it. Two come along, in
+`minikv/course/plans`; each is named without `.toml`.
+"""
+
+import csv
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+
+from minikv.course.exercise_data.manifest import Exercise, ReaderError, find
+
+FILE = "plan.toml"
+COLUMNS = ["student", "exercise", "points", "why"]
+
+
+@dataclass(frozen=True)
+class Week:
+    """What is due together."""
+
+    number: int  # from 1
+    exercises: tuple[Exercise, ...]
+    deadline: datetime | None = None
+
+    @property
+    def minutes(self) -> int:
+        return sum(exercise.minutes for exercise in self.exercises)
+
+    @property
+    def due(self) -> str:
+        """ "until Fri 05 March 2027, 23:59"; "" without a deadline."""
+        return f"until {self.deadline:%a %d %B %Y, %H:%M}" if self.deadline else ""
+
+
+@dataclass(frozen=True)
+class Override:
+    """What a lecturer says instead of a check."""
+
+    points: float
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
+class TermPlan:
+    """All weeks. As a route it has `exercises`, by their ids, and no end of its own."""
+
+    name: str
+    weeks: tuple[Week, ...]
+    partial: bool = False
+    points: Mapping[str, float] = field(default_factory=dict)  # by id, where not the difficulty
+    overrides: Mapping[tuple[str, str], Override] = field(default_factory=dict)
+    roster: Mapping[str, str] = field(default_factory=dict)  # names in tables, by those of folders
+    ends: str | None = None
+
+    @cached_property
+    def exercises(self) -> set[str]:
+        return {exercise.id for week in self.weeks for exercise in week.exercises}
+
+    def week(self, number: int) -> Week:
+        """Raises ReaderError with the weeks that there are."""
+        if not 1 <= number <= len(self.weeks):
+            raise ReaderError(f"week: the plan has weeks 1 to {len(self.weeks)}, was {number}")
+        return self.weeks[number - 1]
+
+    def most(self, exercise: Exercise) -> float:
+        """The points of an exercise that is passed."""
+        return self.points.get(exercise.id, exercise.difficulty)
+
+
+NO_PLAN = TermPlan("", ())
+
+
+def read(named: str | Path) -> TermPlan:
+    """The plan in a file, or one that comes along. Raises ReaderError with file and week."""
+    file = Path(named)
+    if not file.exists():
+        known = {one.name[:-5]: one for one in PLANS.iterdir() if one.name.endswith(".toml")}
+        if str(named) not in known:
+            raise ReaderError(f"plan: must be a file, or {' or '.join(known)}; was {str(named)!r}")
+        text = known[str(named)].read_text(encoding="utf-8")
+    else:
+        text = file.read_text(encoding="utf-8")
+    try:
+        fields = tomllib.loads(text)
+        weeks = [_week(n, row) for n, row in enumerate(fields.pop("week", ()), 1)]
+        ids = [exercise.id for week, _ in weeks for exercise in week.exercises]
+        twice = sorted({id_ for id_ in ids if ids.count(id_) > 1})
+        if not ids or twice:
+            raise ValueError(f"in two weeks: {', '.join(twice)}" if twice else "no week has any")
+        overrides = {}
+        for row in _rows(file, fields.pop("overrides", None), COLUMNS):
+            if row["exercise"] not in ids:
+                raise ValueError(f"overrides: {row['exercise']} is in no week")
+            what = Override(float(row["points"]), row["why"])
+            overrides[row["student"], row["exercise"]] = what
+        named_so = _rows(file, fields.pop("roster", None), ["name", "username"])
+        return TermPlan(
+            weeks=tuple(week for week, _ in weeks),
+            points={id_: most for _, own in weeks for id_, most in own.items()},
+            overrides=overrides,
+            roster={row["name"]: row["username"] for row in named_so},
+            **fields,
+        )
+    except (TypeError, ValueError, AttributeError, OSError) as error:
+        raise ReaderError(f"{named}: {error}") from None
+
+
+PLANS = resources.files("minikv.course") / "plans"
+
+
+def text_of(named: str) -> str:
+    """A plan's own text, without the lecturer's tables beside it. Raises as `read`."""
+    read(named)
+    place = Path(named) if Path(named).exists() else PLANS / f"{named}.toml"
+    return re.sub(r"(?m)^(overrides|roster) *=.*\n", "", place.read_text(encoding="utf-8"))
+
+
+def _week(number: int, row: dict) -> tuple[Week, dict[str, float]]:
+    """A week, and the points that it gives to some of its exercises."""
+    unknown = row.keys() - {"exercises", "deadline", "points"}
+    if unknown:
+        raise ValueError(f"week {number}: there is no field {', '.join(sorted(unknown))}")
+    deadline, points = row.get("deadline"), row.get("points", {})
+    if deadline is not None and not isinstance(deadline, datetime):
+        raise ValueError(f"week {number}: deadline: must be like 2027-03-05T23:59:00")
+    exercises = tuple(map(find, row.get("exercises", ())))
+    other = points.keys() - {exercise.id for exercise in exercises}
+    if other or not all(isinstance(most, int | float) and most >= 0 for most in points.values()):
+        raise ValueError(f"week {number}: points: must be numbers for its exercises, was {points}")
+    return Week(number, exercises, deadline), points
+
+
+def _rows(plan: Path, name: str | None, columns: list[str]) -> list[dict[str, str]]:
+    """The rows of a table beside the plan; none without a name."""
+    if name is None:
+        return []
+    with (plan.parent / name).open(newline="", encoding="utf-8-sig") as lines:
+        rows = [*csv.DictReader(lines)]
+    if any(None in row.values() or {*columns} - {*row} for row in rows):
+        raise ValueError(f"{name}: needs the columns {','.join(columns)}")
+    return rows

@@ -1,0 +1,230 @@
+"""What a class has handed in, as platforms give it, and what a plan makes of it."""
+
+import csv
+import io
+import zipfile
+from argparse import Namespace
+
+import pytest
+from four_ways import different, right
+
+from minikv.course.commands import main
+from minikv.course.exercise_data import plan as plans
+from minikv.course.exercise_data.manifest import ReaderError, find
+from minikv.course.exercise_data.skeletons import skeleton, solved
+from minikv.course.grading import class_page, grade, release
+from minikv.course.grading.hand_ins import Student, find_student, students_in
+from minikv.course.grading.similarity import nearness
+from minikv.course.judge.result import Line, Result
+from minikv.course.reader import progress_file, routes, start
+from minikv.course.reader.overview import Overview
+
+ONE, TWO = find("04.1"), find("04.2")
+FILE = ONE.chapter.file_name
+STEM = FILE.removesuffix(".py")
+MOODLE = "_4711_assignsubmission_file"
+
+
+def zipped(**files):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name.replace("__", "/") + ".py", text)
+    return out.getvalue()
+
+
+DOWNLOADS = {  # where a file lies in a download: whose it is, and their number there
+    f"Ada Lovelace{MOODLE}_/{FILE}": ("Ada Lovelace", "4711"),  # Moodle, in folders
+    f"Ada Lovelace{MOODLE}/{STEM} (1).py": ("Ada Lovelace", "4711"),
+    f"Ada Lovelace{MOODLE}_{FILE}": ("Ada Lovelace", "4711"),  # Moodle, without
+    f"lovelaceada_4711_2342_{FILE}": ("lovelaceada", "4711"),  # Canvas
+    f"lovelaceada_LATE_4711_2342_{STEM}-1.py": ("lovelaceada", "4711"),
+    f"Ada Lovelace{MOODLE}_/hand-in.zip": ("Ada Lovelace", "4711"),
+    "lovelaceada_4711_2342_hand-in.zip": ("lovelaceada", "4711"),
+}
+
+
+@pytest.mark.parametrize("place", DOWNLOADS)
+def test_a_platforms_download_is_read_as_it_is(tmp_path, place):
+    file = tmp_path / place
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(zipped(**{f"me__{STEM}": "mine", "__MACOSX___x": ""}) if ".zip" in place
+                     else b"mine")  # fmt: skip
+    other = tmp_path / place.replace("4711", "12").replace("Ada", "Bea").replace("ada", "bea")
+    other.parent.mkdir(exist_ok=True)
+    other.write_text("a damaged archive, or another's file")
+    one, two = sorted(students_in([tmp_path], {}), key=lambda one: -len(one.id))
+    assert (one.name, one.id, one.file(ONE)) == (*DOWNLOADS[place], b"mine")
+    assert "ea" in two.name and two.id == "12"
+    if ".zip" in place:
+        with pytest.raises(OSError, match="zip"):
+            two.file(ONE)
+
+
+def test_names_are_the_rosters_and_two_of_one_name_are_told_apart(tmp_path):
+    for number in (1, 2):
+        (tmp_path / f"Jo Li_{number}_assignsubmission_file").mkdir()
+    names = {one.name for one in students_in([tmp_path], {"Jo Li 2": "li2"})}
+    assert names == {"Jo Li 1", "li2"}
+
+
+def test_of_two_files_none_is_guessed(tmp_path):
+    for number in (1, 2):
+        (tmp_path / f"{STEM} ({number}).py").touch()
+    with pytest.raises(OSError, match="which one is meant"):
+        find_student(tmp_path).file(ONE)
+    (tmp_path / FILE).write_text("this one")
+    assert find_student(tmp_path).file(ONE) == b"this one"
+
+
+def test_a_hand_in_without_a_file_has_a_row_and_no_advice(tmp_path, monkeypatch, capsys):
+    for name, file in (("ada", FILE), ("ben", "essay.pdf")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text(skeleton(ONE.chapter))
+    table = tmp_path / "marks.csv"
+    folders = [str(tmp_path / name) for name in ("ada", "ben")]
+    assert main(["grade", *folders, "--jobs", "1", "--csv", str(table)]) == 0
+    rows = [row for row in csv.DictReader(table.open()) if row["student"] == "ben"]
+    assert len(rows) == len(ONE.chapter.exercises)
+    for row in rows:
+        assert (row["status"], row["points"]) == ("not started", "0")
+        assert row["message"] == f"no {FILE} was handed in"
+
+
+# ── A plan ────────────────────────────────────────────────────────────────────
+
+PLAN = """
+name = "Two weeks"
+partial = true
+overrides = "by-hand.csv"
+[[week]]
+deadline = 2027-03-05T23:59:00
+exercises = ["04.1"]
+[[week]]
+exercises = ["04.2"]
+points."04.2" = 8
+"""
+
+
+@pytest.fixture
+def plan(tmp_path):
+    (tmp_path / "plan.toml").write_text(PLAN)
+    (tmp_path / "by-hand.csv").write_text("student,exercise,points,why\nben,04.1,1.5,talked to\n")
+    return plans.read(tmp_path / "plan.toml")
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Ada and Ben: one of two checks of 04.1, and all of 04.2."""
+    lines = [Line("a", True), Line("b", False, "what")]
+    return [
+        (Student(name, tmp_path), result)
+        for name in ("ada", "ben")
+        for result in (Result("04.1", "failed", 2, lines), Result("04.2", "passed", 2))
+    ]
+
+
+def test_points_are_the_plans_by_lines_and_by_hand(plan, results):
+    head, ada, ben = csv.reader(io.StringIO(grade.for_moodle(results, plan)))
+    assert head == ["username", "minikv week 1 (of 2)", "minikv week 2 (of 8)", "minikv (of 10)"]
+    assert ada == ["ada", "1.0", "8", "9.0"]  # one of two lines of two points
+    assert ben == ["ben", "1.5", "8", "9.5"]
+    rows = {(r["student"], r["exercise"]): r
+            for r in csv.DictReader(io.StringIO(grade.as_csv(results, plan)))}  # fmt: skip
+    assert (
+        rows["ben", "04.1"]["overridden"] == "talked to" and rows["ben", "04.1"]["points"] == "1.5"
+    )
+    page = class_page.as_page(results, lambda *_: [], plan)
+    assert '<td>ben</td><td>04.1</td><td>failed</td><td class="n">1.5</td><td>talked to' in page
+    without = plans.NO_PLAN
+    assert (
+        next(csv.reader(io.StringIO(grade.for_moodle(results, without))))[1] == "minikv 04 (of 4)"
+    )
+
+
+def test_a_week_of_the_plan_is_graded(tmp_path, plan, monkeypatch):
+    asked = []
+    monkeypatch.setattr(grade, "grades", lambda pool, store, students, exercises: iter(
+        asked.append([exercise.id for exercise in exercises]) or ()))  # fmt: skip
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada" / FILE).touch()
+    for more, ids in ([], ["04.1", "04.2"]), (["--week", "2"], ["04.2"]):
+        command = ["grade", str(tmp_path / "ada"), "--plan", str(tmp_path / "plan.toml")]
+        assert main([*command, *more]) == 0 and asked.pop() == ids
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('["04.2"]', '["04.9"]', "chapter 04 has the exercises"),
+        ("04.2", "04.1", "in two weeks: 04.1"),
+        ('points."04.2"', 'points."04.1"', "week 2: points: must be"),
+        ("2027-03-05T23:59:00", '"soon"', "week 1: deadline: must be like"),
+        ("[[week]]\ndead", "[[week]]\nroom = 3\ndead", "week 1: there is no field room"),
+        ("partial", "partially", "partially"),
+        ("by-hand", "gone", "gone.csv"),
+    ],
+)
+def test_a_plan_that_cannot_be_meant_is_refused(tmp_path, plan, old, new, says):
+    assert old in PLAN
+    (tmp_path / "plan.toml").write_text(PLAN.replace(old, new))
+    with pytest.raises(ReaderError, match=says) as error:
+        plans.read(tmp_path / "plan.toml")
+    assert "plan.toml" in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "weeks"), [("six_weeks", 6), ("fourteen_weeks", 14)])
+def test_two_plans_come_along(name, weeks):
+    assert len(plans.read(name).weeks) == weeks
+    with pytest.raises(ReaderError, match=r"a file, or .*six_weeks"):
+        plans.read("seven_weeks")
+
+
+def test_progress_follows_the_plan_in_the_readers_folder(exercises, tmp_path, plan):
+    assert start.run(Namespace(folder=tmp_path, route=None, no_lab=True, plan="six_weeks")) == 0
+    assert len(routes.chosen().weeks) == 6
+    (tmp_path / "class.toml").write_text(PLAN)
+    routes.follow(str(tmp_path / "class.toml"))
+    assert "overrides" not in (tmp_path / "plan.toml").read_text()
+    told = Overview().on_route()
+    assert told.startswith(
+        "Two weeks (»): 0 of 2 exercises passed. Week 1, until Fri 05 March 2027"
+    )
+    assert progress_file.to_do_next().id == "04.1"
+
+
+def test_a_week_is_released_with_its_exercises_points_and_deadline(tmp_path, plan):
+    made = release.assignment("1", str(tmp_path / "plan.toml"))
+    release.write_source(made, tmp_path / "course")
+    folder = tmp_path / "course" / "source" / "week01"
+    assert {path.name for path in folder.iterdir()} == {FILE, "week01.ipynb"}
+    cells = {cell.id: cell for cell in release.source(made).cells}
+    assert "until Fri 05 March 2027, 23:59" in cells["opening"].source
+    assert "`release(0)` | `ValueError`" in cells["asked-04-1"].source
+    assert cells["check-04-1"].source == 'must_pass("04.1", partly=2)'
+    assert not any("04-2" in name for name in cells)
+    assert release.assignment("2", str(tmp_path / "plan.toml")).points == 8
+
+
+# ── Copies ────────────────────────────────────────────────────────────────────
+
+
+def test_equal_files_are_groups_however_many_have_them(tmp_path):
+    results = []
+    for name in ("ada", "ben", "cleo", "dan", "eva"):
+        (tmp_path / name).mkdir()
+        text = skeleton(ONE.chapter) if name in ("dan", "eva") else right(ONE)
+        (tmp_path / name / FILE).write_text(text)
+        results.append((find_student(tmp_path / name), Result(ONE.id, "passed", 1)))
+    page = class_page.as_page(results, lambda *_: [], plans.NO_PLAN)
+    assert '<td>04</td><td class="n">3</td><td>ada, ben, cleo</td>' in page
+    assert "dan, eva" not in page, "what nobody has written is no copy"
+
+
+def test_the_reference_is_seen_under_other_names():
+    given, reference = skeleton(ONE.chapter), solved(ONE.chapter)
+    copied = reference.replace("num_new", "how_many").replace("block_ids", "places")
+    assert nearness(copied, given, reference) > 0.9
+    assert nearness(given, given, reference) == 0
+    own = different(find("04.4"))
+    assert nearness(own, given, reference) < 0.6
