@@ -78,10 +78,8 @@ class TorchAttention(AttentionBackend):
         self.store = store
         # Of each layer: K and V by slot, (num_slots, K, D), and both by block,
         # (num_blocks, block_size, 2, K, D). Views, made once.
-        self.layers = [
-            (*slots.unbind(1), blocks)
-            for slots, blocks in zip(store.slots, store.blocks, strict=True)
-        ]
+        pairs = zip(store.slots, store.blocks, strict=True)
+        self.layers = [(*slots.unbind(1), blocks) for slots, blocks in pairs]
 
     def bind(self, batch: Batch) -> Attend:
         """The `attend` of this batch. What all layers share is computed here, once per step."""
