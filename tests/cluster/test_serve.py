@@ -48,7 +48,7 @@ from minikv.serving.server import served
 from minikv.tiers.names import block_names, root_name
 
 
-@pytest.mark.parametrize("policy", thorough_after(2, EVERY_POLICY.values()), ids=EVERY_POLICY)
+@pytest.mark.parametrize("policy", thorough_after(1, EVERY_POLICY.values()), ids=EVERY_POLICY)
 def test_tokens_are_those_of_one_engine(tinypy, policy):
     prompts, params = prompts_of(tinypy.lm, 30), params_of(30)
     expected = one_engine(tinypy.lm, prompts, params)
@@ -88,8 +88,7 @@ def test_a_salt_that_cannot_be_sent_is_refused(tinypy, salt):
             assert len(tokens(front.submit([1, 2, 3], SamplingParams(2, cache_salt=good)))) > 0
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", thorough_after(1, range(3)))
+@pytest.mark.parametrize("seed", thorough_after(0, range(3)))
 def test_tokens_are_those_of_one_engine_though_workers_die(tinypy, seed):
     """At random moments, with requests that are cancelled at random. Nothing is left anywhere."""
     prompts, params = prompts_of(tinypy.lm, 40, seed), params_of(40)

@@ -20,6 +20,7 @@ from helpers import (
     step,
 )
 from store_case import line_to, needs_a_store
+from thorough import thorough_after
 from tiers_case import (
     PROMPT,
     TINY,
@@ -147,7 +148,7 @@ def test_a_prefix_of_several_tiers(engine_of, llama, server, tmp_path):
     assert stats["disk"].hits > 0 and stats["store"].hits - before >= 3
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "int4", "float16", "bfloat16"])
+@pytest.mark.parametrize("kv_dtype", thorough_after(1, ["int8", "int4", "float16", "bfloat16"]))
 def test_quantised_blocks_travel_as_they_are(engine_of, server, kv_dtype):
     rng = random.Random(0)
     documents = documents_of(rng)

@@ -77,7 +77,7 @@ def small(monkeypatch):
     monkeypatch.setattr(tiers, "_step_times", some_step_times)
 
 
-@pytest.mark.parametrize("name", thorough_after(1, sorted(BENCHMARKS, key=is_long)))
+@pytest.mark.parametrize("name", thorough_after(0, sorted(BENCHMARKS, key=is_long)))
 def test_prints_a_table_and_writes_json(name, small, tmp_path, capsys):
     file = tmp_path / "figures.json"
     command = ["bench", name, "--repeats", "2", "--json", str(file), *SMALL[name].split()]

@@ -538,6 +538,7 @@ def test_the_running_table_measures_every_rung(lm):
         assert all(name in text for name in rungs) and "torch" in text
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     find_spec("triton") is None or torch.cuda.is_available(), reason="interprets kernels"
 )

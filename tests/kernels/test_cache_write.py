@@ -170,6 +170,7 @@ def test_import_settles_the_interpreter():
     assert run_python(code, **NO_GPU).stdout == "True 1\n"
 
 
+@pytest.mark.thorough
 def test_compiled_kernels_refuse_cpu_tensors():
     code = (
         "import os, torch\n"

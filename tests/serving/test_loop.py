@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import assert_empty, careful_engine
+from thorough import thorough_after
 from waiting import PATIENCE, until
 
 from minikv import Engine, EngineConfig, Sampler, SamplingParams
@@ -58,7 +59,7 @@ async def ask(loop, prompt, params, patient=False, pause=0.0):
     return await whole(inbox, params.n), answer
 
 
-@pytest.mark.parametrize("patient", [False, True])
+@pytest.mark.parametrize("patient", thorough_after(1, [False, True]))
 def test_answers_are_those_of_generate(tinypy, patient):
     prompts, params = zip(*cases(tinypy.lm, 24), strict=True)
     expected = Engine(tinypy.lm, CONFIG).generate(prompts, params)
@@ -75,6 +76,7 @@ def test_answers_are_those_of_generate(tinypy, patient):
     assert_empty(engine)
 
 
+@pytest.mark.thorough
 def test_nothing_piles_up_for_a_slow_reader(tinypy):
     async def slow(loop):
         inbox = Inbox()
@@ -277,6 +279,7 @@ def test_a_request_that_the_engine_cannot_take_ends_alone(tinypy):
     assert_empty(loop.engine)
 
 
+@pytest.mark.thorough
 def test_prompts_are_scored_between_the_steps_of_others(tinypy):
     """A piece at a time: nobody waits for all of them."""
     asked = Asked(1, logprobs=0, scores_prompt=True)

@@ -104,7 +104,7 @@ def test_completions(client, expected, given, params, stream):
 
 @pytest.mark.usual(stream=False, given={})
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("given", "params"), OPTIONS)
+@pytest.mark.parametrize(("given", "params"), thorough_after(5, OPTIONS))
 def test_chat(client, expected, given, params, stream):
     """The bundled template joins messages, one below the other."""
     given = {"max_tokens": 16, **given}
@@ -117,7 +117,7 @@ def test_chat(client, expected, given, params, stream):
 @pytest.mark.parametrize(
     "prompt", [[PROMPT], [[5, 6, 7]], [5, 6, 7], [PROMPT, "import "], [[5], [6, 7]]]
 )
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", thorough_after(1, [False, True]))
 def test_prompts_of_every_form(client, expected, prompt, stream):
     found = client.completions.create(model="tinypy", prompt=prompt, stream=stream)
     each = prompt if isinstance(prompt[0], str | list) else [prompt]
@@ -153,7 +153,7 @@ def logprobs_of(found, is_chat):
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 1}, {"frequency_penalty": 2}])
 @pytest.mark.parametrize("is_chat", [False, True])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", thorough_after(1, [True, False]))
 def test_logprobs_are_those_of_the_model(client, expected, tinypy, params, is_chat, stream):
     """Before temperature and penalties."""
     params = {"seed": 3, "max_tokens": 12} | params

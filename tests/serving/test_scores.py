@@ -88,7 +88,7 @@ def expected(cases):
     return [samples for _, _, samples in cases]
 
 
-@pytest.mark.parametrize("changes", thorough_after(1, [
+@pytest.mark.parametrize("changes", thorough_after(0, [
     {"num_blocks": 32}, {"attention": "cpu"}, {"max_num_seqs": 3}, {},
     {"num_blocks": 32, "preemption": "swap"}, {"max_batch_tokens": 16},
 ]))  # fmt: skip

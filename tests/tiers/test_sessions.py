@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import RecordingSampler, drain, generate, greedy_tokens, run_ahead, small
 from safetensors.torch import save as to_bytes
+from thorough import thorough_after
 from tiers_case import damaged, ends
 
 from minikv import Engine, EngineConfig, OutOfBlocks, SamplingParams
@@ -219,7 +220,7 @@ def test_a_quantised_session_that_is_not_finite_is_refused(engine_of, tmp_path, 
     assert engine_of(kv_dtype=kv_dtype).stats().blocks_used == 0
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int4"])
+@pytest.mark.parametrize("kv_dtype", thorough_after(1, ["auto", "int8", "int4"]))
 def test_whatever_a_damaged_header_says(engine_of, tmp_path, kv_dtype):
     """Every field missing or nonsense, every tensor of other shapes and dtypes: what is wrong is
     said in one kind of error, with the file's name, or it is loaded."""

@@ -375,6 +375,7 @@ def write_for_ever(folder, seed, max_bytes=300_000):
 KILLS = 20  # 200 were made once, by hand
 
 
+@pytest.mark.thorough
 def test_killed_while_writing(tmp_path):
     """At any moment: the store opens again, holds only whole entries, and keeps its bound."""
     rng, found = random.Random(0), 0

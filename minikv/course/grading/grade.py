@@ -256,18 +256,18 @@ def grades(
                 alike[file] = [student]
                 job = pool.submit(grade_file, exercise.id, file)
                 waiting[job] = exercise, file, alike[file]
-    again = []
+    again: set[Future] = set()
     try:
         for done in as_completed(waiting):
             exercise, file, same = waiting[done]
             found = done.result()
             if found["ended_with"] is not None or found["status"] == "not finished":
-                again.append(waiting[done])
+                again.add(done)
                 continue
             store.put(exercise, file, found)
             for student in same:
                 yield student, _report(found)
-        for exercise, file, same in again:
+        for exercise, file, same in (waiting[job] for job in waiting if job in again):
             found = pool.submit(grade_file, exercise.id, file).result()
             if found["status"] != "not finished":
                 store.put(exercise, file, found)

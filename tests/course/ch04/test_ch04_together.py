@@ -79,7 +79,7 @@ class RemembersHits(minikv.Scheduler):  # of before an eviction
 
 @pytest.mark.parametrize(
     "part",
-    thorough_after(1, [
+    thorough_after(0, [
         NoCopy, LeakyTable, RemembersHits, ForkWithoutHolders, TwiceFree, LocksOnlyAncestors,
         WholePromptHits, KeepsItsOwnCopies,
     ]),

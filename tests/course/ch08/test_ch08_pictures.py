@@ -116,6 +116,7 @@ def test_an_empty_split_reads_nothing():
     assert [launch.turns(program) for program in launch.programs] == [1, 1, 0]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not HAS_TRITON, reason="asks the kernel's own function")
 def test_splits_are_counted_as_on_the_device():
     from paged_case import count  # needs Triton

@@ -29,6 +29,7 @@ def test_k_of_tinypy_is_closer_by_channel_in_every_layer(lm):
         assert errors[1] < errors[0]
 
 
+@pytest.mark.thorough
 def test_v_is_most_of_the_error_of_int4_and_the_fifth_bit_belongs_to_it(lm):
     """What the notebook says of KL, on a few of its windows."""
     windows = [ids for ids in quality.cut(lm, read_corpus().held_out, 192) if len(ids) == 192]

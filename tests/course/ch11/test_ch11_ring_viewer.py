@@ -132,6 +132,7 @@ def test_what_is_held_in_cells_and_in_blocks():
     assert comparison.largest_batch(False) == comparison.SLOTS // 2
 
 
+@pytest.mark.thorough
 def test_the_comparison_has_three_columns(lm):
     table = comparison.Comparison(lm, repeats=1)
     assert {len(row) for row in table.rows()} == {3}

@@ -1,5 +1,6 @@
 """Chapter 13: what its checks and its notebook rest on."""
 
+import pytest
 from tiers_case import fetch_everything
 
 import minikv
@@ -18,6 +19,7 @@ from minikv.course.workloads.workload import write_code
 ONE_TOKEN = minikv.SamplingParams(max_tokens=1)
 
 
+@pytest.mark.thorough
 def test_what_all_prompts_share_misleads_a_router_by_prefix():
     """What the notebook says of the system prompt, and of the correction."""
     shares = []

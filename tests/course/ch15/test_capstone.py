@@ -62,6 +62,7 @@ def test_eviction_matters_more_than_the_order_of_arrival(lm):
     assert max(longest[name] for name in ways if name != "newest first") < capstone.LONGEST_WAIT
 
 
+@pytest.mark.thorough
 def test_who_lets_somebody_wait_too_long_is_not_ranked(lm, monkeypatch):
     load_of = capstone.load_of
     monkeypatch.setattr(capstone, "load_of", lambda lm, seed: load_of(lm, seed)[:1])

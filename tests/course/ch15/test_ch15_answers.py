@@ -117,6 +117,7 @@ def test_the_picture_of_two_threads_is_what_an_inbox_does():
             assert one in line if one else "wakes" not in line
 
 
+@pytest.mark.thorough
 def test_own_blocks_are_found_after_a_preemption(lm):
     found = lookups(lm)  # compares itself with the engine's counters
     assert any(one.num_preemptions for one in found)
