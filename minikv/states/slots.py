@@ -193,7 +193,7 @@ class StateTable(BlockTable):
         ids, start, size = sequence.token_ids, sequence.num_computed, self.block_size
         known = cache.num_known(ids[:-1], sequence.request.params.cache_salt)
         self._prompt_end = len(ids) // size * size
-        places = {known} if start < known < self._prompt_end else set()
+        places = {known} if known > start else set()  # a junction
         if every := self.pool.memory.interval // size * size:
             places.update(range(every, self._prompt_end + 1, every))
         self.marks = sorted(places)

@@ -24,6 +24,7 @@ from minikv.course.exercise_data.manifest import chapter_of, find
 from minikv.course.exercise_data.mistakes import mistakes_of
 from minikv.course.exercise_data.skeletons import skeleton
 from minikv.course.grading import grade as grading
+from minikv.course.grading.hand_ins import find_student
 from minikv.course.grading.similarity import fingerprints, pairs_alike
 from minikv.course.judge import process
 from minikv.course.judge.result import Line, Result
@@ -228,7 +229,7 @@ class TooBusy(AtOnce):
 
 @pytest.mark.parametrize("seconds", [None, 10.0])
 def test_what_a_limit_has_ended_is_checked_again_at_the_end(a_class, seconds):
-    students = [grading.find_student(folder) for folder in a_class[:2]]
+    students = [find_student(folder) for folder in a_class[:2]]
     pool = TooBusy(seconds)
     found = list(grading.grades(pool, grading.Store(None), students, [ONE]))
     assert [student.name for student, _ in found] == ["ben", "ada"]
@@ -257,7 +258,7 @@ def test_what_is_not_finished_is_no_mark_and_is_not_kept(a_class, tmp_path, monk
 
 
 def test_more_time_is_given_to_what_used_all(a_class, monkeypatch):
-    students, store = [grading.find_student(a_class[0])], grading.Store(":memory:")
+    students, store = [find_student(a_class[0])], grading.Store(":memory:")
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "10")
     list(grading.grades(TooBusy(10.0, times=2), store, students, [ONE]))
     assert list(grading.grades(again := TooBusy(10.0), store, students, [ONE])) and not again.calls
@@ -267,7 +268,7 @@ def test_more_time_is_given_to_what_used_all(a_class, monkeypatch):
 
 
 def test_what_was_checked_is_kept_through_an_interrupt(a_class, tmp_path):
-    students = [grading.find_student(folder) for folder in a_class]
+    students = [find_student(folder) for folder in a_class]
     exercises = list(chapter_of("04").exercises)
     file = tmp_path / "kept.sqlite"
     store = grading.Store(file)
@@ -292,7 +293,7 @@ def test_what_was_checked_is_kept_through_an_interrupt(a_class, tmp_path):
 
 
 def test_a_file_that_two_students_handed_in_is_checked_once(a_class):
-    students = [grading.find_student(folder) for folder in a_class]
+    students = [find_student(folder) for folder in a_class]
     (a_class[3] / FILE).write_text(right(ONE))  # Dan's is Ada's now, to the last byte
     pool = AtOnce()
     found = list(grading.grades(pool, grading.Store(None), students, [ONE, find("04.2")]))
@@ -373,7 +374,7 @@ CHEATS = (
 
 
 def test_lines_that_reach_for_more_are_named(tmp_path):
-    student = grading.find_student(_student(tmp_path, right(ONE) + "\n" + "\n".join(CHEATS)))
+    student = find_student(_student(tmp_path, right(ONE) + "\n" + "\n".join(CHEATS)))
     named = grading.to_be_read(student, ONE)
     assert [line.partition(": ")[2] for line in named] == list(CHEATS)
 
@@ -381,8 +382,8 @@ def test_lines_that_reach_for_more_are_named(tmp_path):
 @pytest.mark.thorough
 def test_a_long_file_does_not_hold_up_the_tables(tmp_path):
     line = "x = x\n"
-    long = grading.find_student(_student(tmp_path / "long", line * 50_000 + "import gc\n"))
-    too_long = grading.find_student(_student(tmp_path / "too long", line * 200_000))
+    long = find_student(_student(tmp_path / "long", line * 50_000 + "import gc\n"))
+    too_long = find_student(_student(tmp_path / "too long", line * 200_000))
     # If the time grew by the square of its length, these would not end.
     assert grading.to_be_read(long, ONE) == ["line 50001: import gc"]
     assert grading.to_be_read(too_long, ONE) == []
@@ -392,7 +393,7 @@ def test_a_long_file_does_not_hold_up_the_tables(tmp_path):
 def test_honest_solutions_are_not_named(tmp_path, exercise):
     for number, text in enumerate((right(exercise), different(exercise))):
         folder = tmp_path / str(number)
-        student = grading.find_student(_student(folder, text, exercise))
+        student = find_student(_student(folder, text, exercise))
         assert grading.to_be_read(student, exercise) == []
 
 
@@ -414,7 +415,7 @@ def test_a_link_hands_in_nothing(tmp_path):
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "exercises").symlink_to(tmp_path / "alice" / "exercises")
     for name in ("file", "folder", "inner"):
-        student = grading.find_student(tmp_path / name)
+        student = find_student(tmp_path / name)
         report = grading.grade(student, ONE)
         assert report.status == "failed" and "link" in report.place, name
         assert grading.to_be_read(student, ONE) == []
@@ -422,7 +423,7 @@ def test_a_link_hands_in_nothing(tmp_path):
 
 def test_tables_hold_any_name_and_message(tmp_path):
     name = "=HYPERLINK('x')\x1b[1A\x07\u2028"
-    student = grading.find_student(_student(tmp_path / name, right(ONE) + "\nopen('\x1b[2K')\n"))
+    student = find_student(_student(tmp_path / name, right(ONE) + "\nopen('\x1b[2K')\n"))
     line = Line("a line", False, "=1+1\x1b[2K")
     results = [(student, Result(ONE.id, "failed", 1, lines=[line]))]
     [suite] = ElementTree.fromstring(grading.as_junit(results))

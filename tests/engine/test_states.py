@@ -289,6 +289,16 @@ def test_metrics_count_copies(hybrid):
     assert engine.stats().states.recomputed_tokens == 16
 
 
+@pytest.mark.parametrize("length", [18, 20])  # within a block, and at its end
+def test_the_same_prompt_for_the_third_time(length, hybrid):
+    (prompt,) = hybrid.prompts(length, seed=8)
+    engine, hits = careful_engine(hybrid.lm, small(block_size=4)), []
+    for _ in range(4):
+        assert engine.generate([prompt], greedy(9))[0].token_ids == hybrid.greedy(prompt, 9)
+        hits.append(engine.stats().hit_tokens)
+    assert hits == [0, 0, 16, 32]
+
+
 def test_copies_at_intervals_are_there_for_the_second_prompt(hybrid):
     system, *rest = hybrid.prompts(18, 9, 9, seed=2)
     engine = careful_engine(hybrid.lm, small(block_size=4, state_interval=9))
