@@ -47,6 +47,12 @@ class AttentionBackend(Protocol):
         the backend's own would wait for."""
         return call
 
+    def keep(self, counts: list[int]) -> None:
+        """After a batch with drafts: of the decode in row i, its own token and the drafts behind
+        it, only the first `counts[i]` are kept. To K and V of the others this makes no difference:
+        they are written over before they are read."""
+        return
+
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks (from, to) within the store, in all layers: what copy-on-write asks for.
 
