@@ -11,13 +11,14 @@ from collections.abc import Sequence as Seq
 from hashlib import sha256
 from typing import Any
 
-from minikv import engine, radix, retention, scheduler
+from minikv import engine, radix, scheduler
 from minikv.blocks import BlockPool
 from minikv.course.chapters.ch07_radix_prefix_cache.answers import keys_of
 from minikv.errors import require_int
 from minikv.outputs import hits_stop_string
 from minikv.radix import InsertResult, Key, MatchResult, Node, Root
-from minikv.retention import LONGEST, MOST, Rank
+from minikv.retention import retaining
+from minikv.retention.retaining import LONGEST, MOST, Rank
 from minikv.sequence import Sequence
 
 
@@ -369,7 +370,7 @@ def pinned(cache: "RetainingCache", leaf: Node) -> Rank:
     raise NotImplementedError("Exercise 07.9: pinned")
 
 
-class RetainingCache(retention.RetainingCache):
+class RetainingCache(retaining.RetainingCache):
     """A radix cache that asks a policy which leaf to evict.
 
     `clock()` returns seconds that never go back. `last_use` has an entry for each node; no two uses

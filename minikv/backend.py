@@ -47,6 +47,12 @@ class AttentionBackend(Protocol):
         the backend's own would wait for."""
         return call
 
+    def keep(self, counts: list[int]) -> None:
+        """After a batch with drafts: of the decode in row i, its own token and the drafts behind
+        it, only the first `counts[i]` are kept. To K and V of the others this makes no difference:
+        they are written over before they are read."""
+        return
+
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks (from, to) within the store, in all layers: what copy-on-write asks for.
 
@@ -72,10 +78,8 @@ class TorchAttention(AttentionBackend):
         self.store = store
         # Of each layer: K and V by slot, (num_slots, K, D), and both by block,
         # (num_blocks, block_size, 2, K, D). Views, made once.
-        self.layers = [
-            (*slots.unbind(1), blocks)
-            for slots, blocks in zip(store.slots, store.blocks, strict=True)
-        ]
+        pairs = zip(store.slots, store.blocks, strict=True)
+        self.layers = [(*slots.unbind(1), blocks) for slots, blocks in pairs]
 
     def bind(self, batch: Batch) -> Attend:
         """The `attend` of this batch. What all layers share is computed here, once per step."""

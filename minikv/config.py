@@ -18,12 +18,10 @@ from minikv.errors import parse_bytes, require_bool, require_int, require_one_of
 SMALLEST = dict(num_blocks=1, block_size=1, max_num_seqs=1, max_batch_tokens=1,
                 min_prefix_tokens=0, host_blocks=0, state_interval=0)  # fmt: skip
 CHOICES = dict(
-    preemption=("recompute", "swap"),
-    attention=("auto", "cpu", "torch", "triton"),
-    kv_dtype=("auto", "float16", "bfloat16", "int8", "int4", "fp8"),
-    kv_groups=("auto", "one"),
+    preemption=("recompute", "swap"), attention=("auto", "cpu", "torch", "triton"),
+    kv_dtype=("auto", "float16", "bfloat16", "int8", "int4", "fp8"), kv_groups=("auto", "one"),
     retention=(None, "pinned", "conversations"),
-)
+)  # fmt: skip
 DRAFTERS = ("off", "ngram", "suffix", "head", "model")
 
 

@@ -12,7 +12,7 @@ was handed in says whose it is. Nothing is wrapped if nobody listens.
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from minikv.blocks import BlockPool
 from minikv.errors import blame
@@ -20,30 +20,25 @@ from minikv.radix import InsertResult, RadixCache
 from minikv.scheduler import Scheduler
 
 
-@runtime_checkable
-class Listener(Protocol):
+class Listener:
     """Wants to know what happens to blocks. Whoever inherits writes what it needs."""
 
     def begin(self, pool: BlockPool, cache: RadixCache | None) -> None:
         """The engine has a new pool, all of it free, and a new prefix cache. Nothing that was
         told before is true any more."""
-        return
 
     def freeing(self, block_id: int) -> None:
         """The last holder of a block is about to release it. Its K and V can be read until the
         next plan is run."""
-        return
 
     def stored(self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable) -> None:
         """The prefix cache holds these blocks for the whole blocks of these tokens."""
-        return
 
     def clearing(self) -> None:
         """The prefix cache is about to forget everything."""
-        return
 
 
-class LowerTiers(Listener, Protocol):
+class LowerTiers(Listener):
     """What an engine asks of the tiers below its device: besides listening, they hold waiting
     sequences back until their blocks have arrived. `minikv.tiers.tiers_of(engine)` has all that
     others can ask."""
@@ -53,6 +48,7 @@ class LowerTiers(Listener, Protocol):
 
     def stats(self) -> dict[str, Any]:
         """Blocks, hits, bytes and seconds, by tier."""
+        return {}
 
     def check(self) -> None:
         """Raise AssertionError, naming what is broken, unless every invariant holds."""

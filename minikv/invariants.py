@@ -12,9 +12,9 @@ def check(scheduler: Scheduler, requests: Iterable[Request]) -> None:
     """Raise AssertionError, naming what is broken, unless every invariant holds.
 
     A block's reference count is the number of its holders: block tables, and the prefix cache as
-    one. Blocks without a holder are free. A sequence has a block for every token that it has
-    computed, and none that no token of it needs. The scheduler has exactly the unfinished sequences
-    of `requests`.
+    one. Blocks without a holder are free. Both queues are in the policy's order. A sequence has a
+    block for every token that it has computed, and none that no token of it needs. The scheduler
+    has exactly the unfinished sequences of `requests`.
     """
     pool, cache = scheduler.pool, scheduler.cache
     holders: Counter[int] = Counter()
@@ -31,6 +31,10 @@ def check(scheduler: Scheduler, requests: Iterable[Request]) -> None:
                 raise AssertionError(f"request {sequence.order}: a block without a token")
     if hasattr(pool, "check_slots"):
         pool.check_slots([one.table for one in scheduler if one.table is not None])
+    for queue in (scheduler.waiting, scheduler.running):
+        values = [scheduler.policy(sequence) for sequence in queue]
+        if values != sorted(values):
+            raise AssertionError(f"a value of the policy has changed while it counted: {values}")
     if cache is not None:
         cache.check()
         holders.update(cache.block_ids())

@@ -14,7 +14,9 @@ FIELDS = {
     "top_p": [1, 0.5], "top_k": [0, 5], "seed": [0, 7], "n": [1], "stop": ["\n", ["a", "b"], None],
     "stream": [True, False], "user": ["ann", None], "model": ["tinypy"], "ignore_eos": [True],
     "cache_salt": ["a", None], "echo": [False], "best_of": [1, 3],
-    "frequency_penalty": [0, 1.5], "repetition_penalty": [1, 1.2],
+    "frequency_penalty": [0, 1.5], "presence_penalty": [0, -1], "repetition_penalty": [1, 1.2],
+    "prompt_cache_key": ["a", None], "retain_s": [0, 5], "logit_bias": [{"5": 1}, None],
+    "logprobs": [0, 2], "stream_options": [None],
 }  # fmt: skip
 STRANGE = [
     None, True, False, -1, 0, 2**31, 2**63, 10**30, 1e308, -1e-9, float("nan"), float("inf"), "",

@@ -32,7 +32,7 @@ from minikv.cluster.actors import ray_workers
 from minikv.cluster.front import Front, WorkerLost
 from minikv.cluster.routing import EVERY_POLICY
 from minikv.config import DRAFTERS
-from minikv.course.bench.harness import positive
+from minikv.course.arguments import positive
 from minikv.serving import EngineLoop
 from minikv.serving.block_life import BlockLife
 

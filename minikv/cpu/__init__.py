@@ -1,6 +1,6 @@
 """For models in float32 on a CPU: the engine's step, compiled for this machine by Numba.
 
-Importing it needs Numba, so `minikv.assembly` does that only for an engine that can use it.
+Importing it needs Numba, so `minikv.machine` does that only for an engine that can use it.
 """
 
 from minikv.cpu.addresses import unpacked

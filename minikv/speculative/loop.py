@@ -119,8 +119,7 @@ class SpeculativeLoop(Loop):
             written = [
                 keep_equal(ids, [token_ids[row], *after[row]]) for row, ids in enumerate(drafts)
             ]
-            if keep := getattr(engine.attention, "keep", None):  # in states, which cannot be cut
-                keep(list(map(len, written)))
+            engine.attention.keep(list(map(len, written)))
         else:
             token_ids, written = engine.runner.run(plan), []
         ready = engine.scheduler.commit(plan)

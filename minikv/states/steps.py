@@ -176,10 +176,8 @@ class StateAttention(AttentionBackend):
         return recall
 
     @torch.inference_mode()
-    def keep(self, counts: Seq[int]) -> None:
-        """After a batch with drafts: of the decode in row i, its own token and the drafts behind
-        it, the first `counts[i]` were right. They are written, and the copies made that they are
-        due for."""
+    def keep(self, counts: list[int]) -> None:
+        """What is kept is written to the states, and the copies are made that are due there."""
         matrices, last_inputs = self.memory.matrices, self.memory.inputs
         for n, (row, sequence, _, _) in enumerate(self._tries):
             table: Any = sequence.table

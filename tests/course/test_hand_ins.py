@@ -136,6 +136,8 @@ def test_points_are_the_plans_by_lines_and_by_hand(plan, results):
     )
     page = class_page.as_page(results, lambda *_: [], plan)
     assert '<td>ben</td><td>04.1</td><td>failed</td><td class="n">1.5</td><td>talked to' in page
+    found = Result("04.1", "not started", 2, [Line("a", True)])  # a bug as it was found
+    assert grade.given(results[0][0], found, plan) == 0
     without = plans.NO_PLAN
     assert (
         next(csv.reader(io.StringIO(grade.for_moodle(results, without))))[1] == "minikv 04 (of 4)"

@@ -4,6 +4,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
@@ -57,6 +58,7 @@ BAD_PARAMS = {
              torch.tensor(5), (np.array([1, 2]),)],
     "ignore_eos": [1, 0, None, "yes"],
     "cache_salt": [[], {}, ([],), NAN],
+    "retain_s": [-1, 1.5, "x", True, None],
 }  # fmt: skip
 BAD_CONFIG = {
     "num_blocks": [0, -1, 1.5, "x", True, None],
@@ -73,7 +75,21 @@ BAD_CONFIG = {
     "disk_path": [3, True, b"x"],
     "disk_bytes": ["", "much", 0, -1, True, None],
     "write_through": [1, 0, None, "yes"],
+    "retention": ["", "all", True, 3],
+    "kv_groups": ["", "two", None, True],
+    "speculative": ["", "guess", None, True],
+    "batch_invariant": [1, 0, None, "yes"],
+    "state_bytes": ["", "much", 0, -1, True, None],
+    "state_interval": [-1, 1.5, "x", True, None],
 }
+ELSEWHERE = {"store", "draft_model"}  # fields of EngineConfig whose bad values have other tests
+
+
+def test_every_field_has_bad_values_here():
+    """A new field is given some, or a test of its own."""
+    for kind, bad in ((SamplingParams, BAD_PARAMS), (EngineConfig, BAD_CONFIG)):
+        missing = {field.name for field in fields(kind)} - bad.keys()
+        assert missing == (ELSEWHERE if kind is EngineConfig else set())
 
 
 def every(bad):

@@ -222,6 +222,23 @@ def test_the_sampler_is_used(llama):
     assert output.token_ids == [7, 7, 7, 7]
 
 
+def test_check_notices_a_policy_whose_value_changes(llama):
+    """The queue is not sorted again, so whoever should be first would wait for ever."""
+    values = {0: 0, 1: 1, 2: 2}
+    engine = Engine(llama.lm, small(), policy=lambda one: values[one.request.request_id])
+    for prompt in llama.prompts(3, 4, 5):
+        engine.add_request(prompt, SamplingParams(max_tokens=3))
+    engine.check()
+    values[2] = -1
+    with pytest.raises(AssertionError, match=r"the policy has changed .*: \[0, 1, -1\]"):
+        engine.check()
+    values[2] = 2
+    engine.step()
+    values[0] = 7
+    with pytest.raises(AssertionError, match=r"the policy has changed .*: \[7, 1, 2\]"):
+        engine.check()
+
+
 class Deaf(Listener):
     failing = True
 

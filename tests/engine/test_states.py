@@ -571,7 +571,7 @@ class FakeSample:
 
 
 FLOORS = {  # of a thousand operations
-    "hits": 20, "recomputed": 1, "preemptions": 10, "copies": 100, "forks": 20, "aborts": 5,
+    "hits": 20, "recomputed": 1, "preemptions": 4, "copies": 100, "forks": 20, "aborts": 5,
     "interrupts": 2, "beams": 1, "dropped copies": 4, "evicted blocks": 10, "chunks": 20,
     "states compared": 100, "copies compared": 100, "right drafts": 50, "wrong drafts": 50,
 }  # fmt: skip

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import httpx
 import psutil
 import pytest
-from bad_requests import attack
+from bad_requests import FIELDS, attack
 from helpers import assert_empty, fearless
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
@@ -247,6 +247,11 @@ def test_clients_that_leave_at_random_moments_leave_no_trace(tinypy, by, capfd):
         until(by.is_idle)
     assert_empty(by.engine)
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_every_field_of_a_request_is_sent_wrong_values():
+    """By the next test: a new field is one of its `FIELDS`."""
+    assert CompletionRequest.model_fields.keys() == FIELDS.keys()
 
 
 def test_five_hundred_bad_requests_have_five_hundred_answers(tinypy, by, capfd):

@@ -64,6 +64,16 @@ def test_every_notebook_document_and_exercise_has_a_page(checked):
         assert f"docs/{file.stem}.html" in checked[2]
 
 
+def test_the_exam_and_the_answers_to_questions_are_left_out():
+    pages = {name: (SITE / "docs" / "teaching" / f"{name}.html").read_text(encoding="utf-8")
+             for name in ("EXAM", "QUIZ")}  # fmt: skip
+    assert "for lecturers" in pages["EXAM"] and "Attention and its mask" not in pages["EXAM"]
+    assert "How many tokens does an engine" in pages["QUIZ"]
+    assert (
+        "25 tokens in 16 steps" not in pages["QUIZ"] and "answers are folded" not in pages["QUIZ"]
+    )
+
+
 def test_every_exercise_has_its_folds_and_no_solution(checked):
     from tasks import all_exercises
 

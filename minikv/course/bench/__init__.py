@@ -11,6 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from minikv.course.arguments import positive
 from minikv.course.bench import (
     arrivals,
     cluster,
@@ -31,7 +32,7 @@ from minikv.course.bench import (
     step,
     tiers,
 )
-from minikv.course.bench.harness import environment, headline, positive, write_json
+from minikv.course.bench.harness import environment, headline, write_json
 from minikv.course.reports import markup
 
 BENCHMARKS = {

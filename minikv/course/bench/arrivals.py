@@ -10,7 +10,8 @@ import argparse
 
 import minikv
 from minikv.cluster.simulate import percentile
-from minikv.course.bench.harness import BenchTable, Spread, over, positive
+from minikv.course.arguments import positive
+from minikv.course.bench.harness import BenchTable, Spread, over
 from minikv.course.chapters.ch06_continuous_batching.batching import compare, static_rate
 from minikv.course.workloads.workload import shared_prompts
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import minikv
+from minikv.course.arguments import positive
 from minikv.course.bench import peers
 from minikv.course.bench.harness import (
     Aim,
@@ -27,7 +28,6 @@ from minikv.course.bench.harness import (
     bar,
     in_turns,
     over,
-    positive,
     race,
     take_steps,
 )

@@ -11,8 +11,9 @@ from contextlib import ExitStack
 from functools import partial
 
 import minikv
+from minikv.course.arguments import positive
 from minikv.course.bench import llama_cpp, other_process, peers
-from minikv.course.bench.harness import Aim, BenchTable, bar, positive, race
+from minikv.course.bench.harness import Aim, BenchTable, bar, race
 
 BATCHES = 1, 8, 32
 GOALS = {  # times the tokens per second of these, by model and batch

@@ -15,7 +15,8 @@ from functools import partial
 import torch
 
 import minikv
-from minikv.course.bench.harness import BenchTable, Spread, positive
+from minikv.course.arguments import positive
+from minikv.course.bench.harness import BenchTable, Spread
 from minikv.course.workloads import long_text as long
 from minikv.course.workloads.timing import timed
 from minikv.language_model import LanguageModel

@@ -6,7 +6,6 @@ one round, so that whatever else the machine does reaches both. Every figure is 
 of the repeats, with the least and the greatest behind it.
 """
 
-import argparse
 import importlib.metadata
 import json
 import operator
@@ -207,10 +206,3 @@ def headline(where: dict[str, Any]) -> str:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     write_whole(path, json.dumps(content, indent=1) + "\n")
-
-
-def positive(text: str) -> int:
-    """An argument of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, was {text!r}")
-    return int(text)

@@ -15,6 +15,7 @@ from functools import partial
 from time import perf_counter
 
 import minikv
+from minikv.course.arguments import positive
 from minikv.course.bench.harness import (
     Aim,
     BenchTable,
@@ -22,7 +23,6 @@ from minikv.course.bench.harness import (
     bar,
     in_turns,
     over,
-    positive,
     random_ids,
 )
 from minikv.course.bench.random_model import random_model

@@ -17,7 +17,8 @@ import torch
 
 import minikv
 from minikv.checkpoint import read_weights
-from minikv.course.bench.harness import Aim, BenchTable, bar, positive, race, take_steps
+from minikv.course.arguments import positive
+from minikv.course.bench.harness import Aim, BenchTable, bar, race, take_steps
 from minikv.model import Transformer
 from minikv.quant.memory import blocks_in
 from minikv.quant.store import QuantisedStore

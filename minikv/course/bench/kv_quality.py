@@ -8,7 +8,8 @@ caches of `transformers` and llama.cpp that are installed, with the same weights
 import argparse
 
 import minikv
-from minikv.course.bench.harness import BenchTable, bar, positive
+from minikv.course.arguments import positive
+from minikv.course.bench.harness import BenchTable, bar
 from minikv.course.bench.kv_peers import others
 from minikv.course.workloads.corpus import read_corpus
 from minikv.quant import quality

@@ -14,7 +14,8 @@ import argparse
 from pathlib import Path
 
 import minikv
-from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive
+from minikv.course.arguments import positive
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar
 from minikv.course.workloads.timing import timed
 from minikv.course.workloads.workload import Length, chat_like, read_trace
 

@@ -16,8 +16,9 @@ from statistics import median
 from time import perf_counter
 
 import minikv
+from minikv.course.arguments import positive
 from minikv.course.bench import peers
-from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, over, positive
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, over
 from minikv.course.workloads.timing import no_gc, timed
 
 BLOCK = 16  # tokens

@@ -10,8 +10,9 @@ import random
 from functools import partial
 
 import minikv
+from minikv.course.arguments import positive
 from minikv.course.bench import peers
-from minikv.course.bench.harness import Aim, BenchTable, bar, positive, race
+from minikv.course.bench.harness import Aim, BenchTable, bar, race
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

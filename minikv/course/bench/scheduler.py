@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 import minikv
-from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, in_turns, positive, take_steps
+from minikv.course.arguments import positive
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, in_turns, take_steps
 from minikv.course.workloads.timing import timed
 
 GOALS = {64: 0.1, 256: 0.3}  # ms per step, by running sequences

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 
 import minikv
 from minikv.cluster.simulate import percentile
+from minikv.course.arguments import positive
 from minikv.course.bench import llama_cpp, server_clients
-from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, over, positive
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, over
 from minikv.course.bench.peers import engine_for, ours, random_prompts
 from minikv.course.workloads.timing import timed
 

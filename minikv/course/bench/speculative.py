@@ -28,8 +28,9 @@ from tqdm import tqdm
 
 import minikv
 from minikv.checkpoint import BUNDLED, read_weights
+from minikv.course.arguments import positive
 from minikv.course.bench import peers
-from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive, short
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, short
 from minikv.course.bench.llama_cpp import Server, write_gguf
 from minikv.course.workloads.corpus import read_corpus
 from minikv.course.workloads.timing import no_gc

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 import minikv
+from minikv.course.arguments import positive
 from minikv.course.bench import peers
-from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive, take_steps
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, take_steps
 from minikv.ring import with_config
 
 GOALS = {1: 50, 8: 60, 32: 60, 64: 60}  # % of the limit, by batch

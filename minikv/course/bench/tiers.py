@@ -31,6 +31,7 @@ import torch
 
 import minikv
 from minikv.cluster.simulate import percentile
+from minikv.course.arguments import positive
 from minikv.course.bench.harness import (
     Aim,
     BenchTable,
@@ -38,7 +39,6 @@ from minikv.course.bench.harness import (
     bar,
     in_turns,
     over,
-    positive,
     random_ids,
 )
 from minikv.course.bench.random_model import random_model

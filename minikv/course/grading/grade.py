@@ -256,18 +256,18 @@ def grades(
                 alike[file] = [student]
                 job = pool.submit(grade_file, exercise.id, file)
                 waiting[job] = exercise, file, alike[file]
-    again = []
+    again: set[Future] = set()
     try:
         for done in as_completed(waiting):
             exercise, file, same = waiting[done]
             found = done.result()
             if found["ended_with"] is not None or found["status"] == "not finished":
-                again.append(waiting[done])
+                again.add(done)
                 continue
             store.put(exercise, file, found)
             for student in same:
                 yield student, _report(found)
-        for exercise, file, same in again:
+        for exercise, file, same in (waiting[job] for job in waiting if job in again):
             found = pool.submit(grade_file, exercise.id, file).result()
             if found["status"] != "not finished":
                 store.put(exercise, file, found)
@@ -394,8 +394,8 @@ def given(student: Student, report: Result, plan: TermPlan) -> float:
         return math.nan
     most = plan.most(find(report.exercise))
     right = sum(line.ok for line in report.lines)
-    if report.passed or not plan.partial or not report.total:
-        return most if report.passed else 0
+    if report.status != "failed" or not plan.partial or not report.total:
+        return most if report.passed else 0  # a bug that is as it was found gives nothing
     return round(most * right / report.total, 2)
 
 
