@@ -86,8 +86,9 @@ def choice_picture(found: Mapping[str, Mapping[int, float]], blocks: int) -> sty
     """How far the next token's chances move, by the number of blocks that a query reads: of the
     latest ones, and of chosen ones."""
     latest, chosen = found.values()
-    few = max(k for k in chosen if 2 * k in latest and chosen[k] < latest[2 * k])
+    few = max((k for k in chosen if chosen[k] < latest.get(2 * k, 0)), default=0)
     title = f"{few} chosen blocks of {blocks} are worth more than the latest {2 * few}"
+    title = title if few else f"Which of {blocks} blocks a query reads"
     figure, axes = style.new_axes(
         title, "blocks that a query reads beside its own", "KL to full attention (bits)"
     )
