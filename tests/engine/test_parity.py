@@ -376,7 +376,7 @@ def test_what_ends_an_answer(llama, tmp_path, generation, config, token, ends):
 
 
 def test_every_architecture_is_tested():
-    tested = ARCHITECTURES | ALTERNATING
+    tested = ARCHITECTURES | HYBRID | ALTERNATING
     assert {f"{family}ForCausalLM" for family, _ in tested.values()} == set(
         minikv.checkpoint.ARCHITECTURES
     )

@@ -2,13 +2,13 @@
 without a plan a chapter, as an nbgrader assignment.
 
     FOLDER/nbgrader_config.py
-    FOLDER/source/week03/     for you: the notebook, and a cell with the solution
-    FOLDER/release/week03/    for students: no solution, and the exercise files
+    FOLDER/source/week03/    for you: the notebook, and a cell with the solution
+    FOLDER/release/week03/   for students: no solution, and the exercise files
 
 Students write into the exercise files and hand in the folder. In FOLDER,
-`nbgrader autograde week03` runs our checks; an exercise gives the plan's points,
-or its difficulty. `nbgrader generate_feedback week03` writes pages that say what
-differs, and the likely cause.
+`nbgrader autograde week03` runs our checks. An exercise gives the plan's
+points, or its difficulty. `nbgrader generate_feedback week03` writes pages that
+say what differs, and the likely cause.
 """
 
 import argparse
