@@ -111,7 +111,9 @@ def test_control_c_ends_a_command_that_still_imports(tmp_path):
     assert (process.returncode, err) == (-signal.SIGINT, "")
 
 
-@pytest.mark.parametrize("encoding", thorough_after(0, ["ascii", "cp1252"]))
+@pytest.mark.thorough
+@pytest.mark.again
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_a_terminal_without_our_characters_is_answered(encoding, tmp_path):
     """In a folder with files that are named as what torch imports."""
     for name in ("random", "numpy", "queue", "token", "json"):

@@ -18,6 +18,7 @@ needs_triton = pytest.mark.skipif(
 
 
 @pytest.mark.thorough
+@pytest.mark.again
 @pytest.mark.parametrize(("name", "check"), [entry[:2] for entry in doctor.CHECKS])
 def test_passes_here(name, check):
     result = check()
