@@ -102,7 +102,7 @@ def test_prints_a_table_and_writes_json(name, small, tmp_path, capsys):
         middle = statistics.median(spread["values"])
         assert (spread["min"], spread["median"], spread["max"]) == (least, middle, greatest)
     judged = [row for row in table["rows"] if "goal" in row]
-    without_goals = ("ladder", "serving", "kv-quality", "endless")
+    without_goals = ("ladder", "arrivals", "kv-quality", "endless")
     assert bool(judged) == (name not in without_goals)
     for row in judged:
         figure, goal = row[row["goal"]["column"]], row["goal"]

@@ -777,7 +777,7 @@ BUGS = {
         "tokens, at_positions", "flat[1] += gaps; tokens, at_positions",
     ]),
     "fills an int4 block": (
-        SpeculativeLoop.propose, ['getattr(engine.store, "open", None) is not None', "False"],
+        SpeculativeLoop.propose, ['engine.store.open is not None', "False"],
         test_serving_is_right, "llama", "int4",
     ),
     "int8: keeps the larger scale": (
