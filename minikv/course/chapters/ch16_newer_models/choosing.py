@@ -1,10 +1,12 @@
 """Chapter 16: attention over a few chosen blocks, and what that costs in quality."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from minikv.attention import naive_attention
 from minikv.language_model import LanguageModel
@@ -49,40 +51,53 @@ def the_latest(q: torch.Tensor, k: torch.Tensor, most: int) -> list[list[int]]:
 
 @torch.inference_mode()
 def divergence(
-    lm: LanguageModel, token_ids: list[int], num_new: int, choose: Choose, most: int
+    lm: LanguageModel, texts: Iterable[Sequence[int]], num_new: int, choose: Choose, most: int
 ) -> float:
-    """Of the last `num_new` tokens of a text: the mean KL of what comes next, in bits, if each
+    """Of the last `num_new` tokens of each text: the mean KL of what comes next, in bits, if each
     layer's query reads its own block and `most` chosen ones, instead of all."""
+    found = [
+        F.kl_div(_reading(lm, ids, num_new, choose, most), _whole(lm, ids, num_new)[1],
+                 log_target=True, reduction="none").sum(-1)
+        for ids in map(tuple, texts)
+    ]  # fmt: skip
+    return float(torch.cat(found).mean()) / math.log(2)
+
+
+@cache
+def _whole(lm: LanguageModel, ids: tuple[int, ...], num_new: int) -> tuple[Tensor, Tensor]:
+    """A text in full attention: K and V in blocks (layers, blocks, SIZE, 2, K, D), and log
+    probabilities after each of the last tokens."""
     c, model = lm.config, lm.transformer
-    ids, positions = torch.tensor(token_ids), torch.arange(len(token_ids))
-    blocks, group = -(-len(token_ids) // SIZE), c.num_heads // c.num_kv_heads
-    kv = torch.zeros(c.num_layers, blocks, SIZE, 2, c.num_kv_heads, c.head_dim)
-    slots = kv.view(c.num_layers, -1, 2, c.num_kv_heads, c.head_dim)
+    kv = torch.zeros(c.num_layers, -(-len(ids) // SIZE), SIZE, 2, c.num_kv_heads, c.head_dim)
 
     def keep(layer, q, k, v):
-        slots[layer, : len(k)] = torch.stack([k, v], 1)
+        kv[layer].view(-1, *kv.shape[3:])[: len(k)] = torch.stack([k, v], 1)
         return naive_attention(q, k, v)
 
-    first = len(token_ids) - num_new
-    right = model.logits(model.forward(ids, positions, keep)[first:]).log_softmax(-1)
+    hidden = model.forward(torch.tensor(ids), torch.arange(len(ids)), keep)
+    return kv, model.logits(hidden[len(ids) - num_new :]).log_softmax(-1)
 
-    def reading(length: int):
-        def attend(layer, q, k, v):
-            slots[layer, length - 1] = torch.cat([k, v])
-            out, groups = [], q[0].unflatten(0, (-1, group))
-            chosen = choose(groups, slots[layer, :length, 0], most)
-            for head, (own, places) in enumerate(zip(groups, chosen, strict=True)):
-                table = [*places, (length - 1) // SIZE]
-                seen = len(places) * SIZE + (length - 1) % SIZE + 1
-                of_head = kv[layer, ..., head : head + 1, :]
-                out.append(blockwise_attention(own, of_head, table, seen))
-            return torch.cat(out)[None]
 
-        return attend
+def _reading(
+    lm: LanguageModel, ids: tuple[int, ...], num_new: int, choose: Choose, most: int
+) -> Tensor:
+    """Log probabilities after each of the last tokens, whose queries read chosen blocks."""
+    c, model = lm.config, lm.transformer
+    kv, tokens = _whole(lm, ids, num_new)[0].clone(), torch.tensor(ids)
+    slots, group = kv.view(c.num_layers, -1, *kv.shape[3:]), c.num_heads // c.num_kv_heads
 
-    rows = [
-        model.logits(model.forward(ids[at : at + 1], positions[at : at + 1], reading(at + 1)))
-        for at in range(first, len(token_ids))
-    ]
-    kl = F.kl_div(torch.cat(rows).log_softmax(-1), right, log_target=True, reduction="none")
-    return float(kl.sum(-1).mean()) / math.log(2)
+    def attend(layer, q, k, v):
+        slots[layer, at] = torch.cat([k, v])
+        out, groups = [], q[0].unflatten(0, (-1, group))
+        chosen = choose(groups, slots[layer, : at + 1, 0], most)
+        for head, (own, places) in enumerate(zip(groups, chosen, strict=True)):
+            table = [*places, at // SIZE]
+            seen = len(places) * SIZE + at % SIZE + 1
+            out.append(blockwise_attention(own, kv[layer, ..., head : head + 1, :], table, seen))
+        return torch.cat(out)[None]
+
+    rows = []
+    for at in range(len(ids) - num_new, len(ids)):
+        hidden = model.forward(tokens[at : at + 1], torch.tensor([at]), attend)
+        rows.append(model.logits(hidden))
+    return torch.cat(rows).log_softmax(-1)

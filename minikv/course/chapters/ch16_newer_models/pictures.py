@@ -86,8 +86,8 @@ def choice_picture(found: Mapping[str, Mapping[int, float]], blocks: int) -> sty
     """How far the next token's chances move, by the number of blocks that a query reads: of the
     latest ones, and of chosen ones."""
     latest, chosen = found.values()
-    few = max((k for k in chosen if chosen[k] < latest.get(2 * k, 0)), default=0)
-    title = f"{few} chosen blocks of {blocks} are worth more than the latest {2 * few}"
+    few = next((k for k in chosen if all(chosen[j] < 0.9 * latest[j] for j in chosen if j >= k)), 0)
+    title = f"From {few} of {blocks} blocks on, chosen ones come closer than the latest"
     title = title if few else f"Which of {blocks} blocks a query reads"
     figure, axes = style.new_axes(
         title, "blocks that a query reads beside its own", "KL to full attention (bits)"
