@@ -68,13 +68,13 @@ def test_names_are_the_rosters_and_two_of_one_name_are_told_apart(tmp_path):
     assert names == {"Jo Li 1", "li2"}
 
 
-def test_of_two_files_none_is_guessed(tmp_path):
-    for number in (1, 2):
-        (tmp_path / f"{STEM} ({number}).py").touch()
+@pytest.mark.parametrize("other", [FILE, f"{STEM} (2).py"])
+def test_of_two_files_none_is_guessed(other, tmp_path):
+    """Also if one has the name itself: it may be what the student began with."""
+    for name in (f"{STEM} (1).py", other):
+        (tmp_path / name).touch()
     with pytest.raises(OSError, match="which one is meant"):
         find_student(tmp_path).file(ONE)
-    (tmp_path / FILE).write_text("this one")
-    assert find_student(tmp_path).file(ONE) == b"this one"
 
 
 def test_a_hand_in_without_a_file_has_a_row_and_no_advice(tmp_path, monkeypatch, capsys):
@@ -111,6 +111,47 @@ def plan(tmp_path):
     (tmp_path / "plan.toml").write_text(PLAN)
     (tmp_path / "by-hand.csv").write_text("student,exercise,points,why\nben,04.1,1.5,talked to\n")
     return plans.read(tmp_path / "plan.toml")
+
+
+WRONG_TABLES = {
+    "ben,04.1,9,why": r"ben, 04.1: points must be a number from 0 to 2, was '9'",
+    "ben,04.1,-1,why": "from 0 to 2, was '-1'",
+    "ben,04.1,one,why": "from 0 to 2, was 'one'",
+    "ben,04.1,nan,why": "from 0 to 2, was 'nan'",
+    "ben,04.1,1, ": "ben, 04.1: why: the student will ask",
+    "ben,05.1,1,why": "ben, 05.1: the exercise is in no week",
+    "ben,04.1,1,why\nben,04.1,2,why": "ben, 04.1: there are two rows",
+    "b\xe9n,04.1,1,why": "by-hand.csv: must be UTF-8",
+}
+
+
+@pytest.mark.parametrize("rows", WRONG_TABLES)
+def test_an_override_that_no_mark_can_follow_is_refused(plan, rows, tmp_path):
+    text = f"student,exercise,points,why\n{rows}\n"
+    (tmp_path / "by-hand.csv").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ReaderError, match=WRONG_TABLES[rows]):
+        plans.read(tmp_path / "plan.toml")
+
+
+def test_a_table_that_is_not_there_two_of_one_name_and_no_yes_or_no_are_refused(plan, tmp_path):
+    file = tmp_path / "plan.toml"
+    (tmp_path / "roster.csv").write_text("name,username\nAda,al\nBen,al\n")
+    for line, says in {
+        'roster = "roster.csv"': "roster: username: twice, al",
+        'roster = "none.csv"': "none.csv: is not beside the plan; begin it with name,username",
+        'partial = "no"': "partial: must be true or false, was 'no'",
+    }.items():
+        file.write_text(line + "\n" + PLAN.replace("partial = true\n", ""))
+        with pytest.raises(ReaderError, match=says):
+            plans.read(file)
+
+
+def test_an_override_of_nobody_is_told(plan, tmp_path, capsys):
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada" / FILE).write_text(skeleton(ONE.chapter))
+    command = ["grade", str(tmp_path / "ada"), "--plan", str(tmp_path / "plan.toml")]
+    assert main([*command, "--week", "1", "--jobs", "1"]) == 0
+    assert "overrides: not among these hand-ins: ben" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ In a course's folder it is `plan.toml`, and `progress` follows it. Two come alon
 import csv
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -103,20 +103,21 @@ def read(named: str | Path) -> TermPlan:
         twice = sorted({id_ for id_ in ids if ids.count(id_) > 1})
         if not ids or twice:
             raise ValueError(f"in two weeks: {', '.join(twice)}" if twice else "no week has any")
-        overrides = {}
+        points = {id_: most for _, own in weeks for id_, most in own.items()}
+        overrides: dict[tuple[str, str], Override] = {}
         for row in _rows(file, fields.pop("overrides", None), COLUMNS):
-            if row["exercise"] not in ids:
-                raise ValueError(f"overrides: {row['exercise']} is in no week")
-            what = Override(float(row["points"]), row["why"])
-            overrides[row["student"], row["exercise"]] = what
-        named_so = _rows(file, fields.pop("roster", None), ["name", "username"])
+            _override(row, ids, points, overrides)
+        names = _rows(file, fields.pop("roster", None), ["name", "username"])
+        for column in ("name", "username"):
+            all_of_them = [row[column] for row in names]
+            if twice := sorted({one for one in all_of_them if all_of_them.count(one) > 1}):
+                raise ValueError(f"roster: {column}: twice, {', '.join(twice)}")
+        if not isinstance(fields.get("partial", False), bool):
+            raise ValueError(f"partial: must be true or false, was {fields['partial']!r}")
         return TermPlan(
-            weeks=tuple(week for week, _ in weeks),
-            points={id_: most for _, own in weeks for id_, most in own.items()},
-            overrides=overrides,
-            roster={row["name"]: row["username"] for row in named_so},
-            **fields,
-        )
+            weeks=tuple(week for week, _ in weeks), points=points, overrides=overrides,
+            roster={row["name"]: row["username"] for row in names}, **fields,
+        )  # fmt: skip
     except (TypeError, ValueError, AttributeError, OSError) as error:
         raise ReaderError(f"{named}: {error}") from None
 
@@ -146,12 +147,42 @@ def _week(number: int, row: dict) -> tuple[Week, dict[str, float]]:
     return Week(number, exercises, deadline), points
 
 
+def _override(
+    row: dict[str, str], ids: Sequence[str], points: Mapping[str, float],
+    overrides: dict[tuple[str, str], Override],
+) -> None:  # fmt: skip
+    """Add what a row says. Raises ValueError for one that no mark can follow."""
+    mark = row["student"], row["exercise"]
+    at = f"overrides: {', '.join(mark)}"
+    if mark[1] not in ids:
+        raise ValueError(f"{at}: the exercise is in no week")
+    if mark in overrides:
+        raise ValueError(f"{at}: there are two rows")
+    most = points.get(mark[1], find(mark[1]).difficulty)
+    try:
+        given = float(row["points"])
+    except ValueError:
+        given = -1
+    if not 0 <= given <= most:
+        raise ValueError(f"{at}: points must be a number from 0 to {most}, was {row['points']!r}")
+    if not row["why"].strip():
+        raise ValueError(f"{at}: why: the student will ask; say it")
+    overrides[mark] = Override(given, row["why"])
+
+
 def _rows(plan: Path, name: str | None, columns: list[str]) -> list[dict[str, str]]:
     """The rows of a table beside the plan; none without a name."""
     if name is None:
         return []
-    with (plan.parent / name).open(newline="", encoding="utf-8-sig") as lines:
-        rows = [*csv.DictReader(lines)]
+    try:
+        with (plan.parent / name).open(newline="", encoding="utf-8-sig") as lines:
+            rows = [*csv.DictReader(lines)]
+    except FileNotFoundError:
+        raise ValueError(
+            f"{name}: is not beside the plan; begin it with {','.join(columns)}"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: must be UTF-8: {error}") from None
     if any(None in row.values() or {*columns} - {*row} for row in rows):
         raise ValueError(f"{name}: needs the columns {','.join(columns)}")
     return rows

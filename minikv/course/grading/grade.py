@@ -107,6 +107,12 @@ def run(args: argparse.Namespace) -> int:
                 students.append(one)
             else:
                 print(one, file=sys.stderr)  # the others are graded all the same
+        unknown = {student for student, _ in plan.overrides} - {one.name for one in students}
+        if unknown:
+            print(
+                f"overrides: not among these hand-ins: {', '.join(sorted(unknown))}",
+                file=sys.stderr,
+            )
         weeks = plan.weeks if args.week is None else [plan.week(args.week)]
         exercises = [exercise for week in weeks for exercise in week.exercises]
         exercises = exercises or handed_in(students)

@@ -48,10 +48,9 @@ class Student:
             raise OSError(f"{self.folder.name} is a link, and no folder")
         before = "" if self.zip else self.before
         found = [name for name in self._names() if _is_of(chapter, Path(name).name, before)]
-        exact = [name for name in found if Path(name).name == before + chapter.file_name]
-        if len(exact or found) > 1:
-            raise OSError(f"which one is meant: {', '.join(sorted(exact or found))}?")
-        return (exact or found or [""])[0]
+        if len(found) > 1:
+            raise OSError(f"which one is meant: {', '.join(sorted(found))}?")
+        return (found or [""])[0]
 
     def _names(self) -> list[str]:
         if self.zip is None:
