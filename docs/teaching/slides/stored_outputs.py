@@ -125,7 +125,7 @@ class Due(Directive):
         plan = tomllib.loads(PLAN.read_text(encoding="utf-8"))
         (file,) = COURSE.glob(f"chapters/ch{number}_*/chapter.toml")
         about = tomllib.loads(file.read_text(encoding="utf-8"))
-        items = nodes.bullet_list()
+        items = nodes.bullet_list(classes=["due"])
         for week, row in enumerate(plan["week"], 1):
             mine = [id_ for id_ in row["exercises"] if id_.startswith(f"{number}.")]
             if mine:
