@@ -226,12 +226,10 @@ units: environment
 		$(PYTEST) $(PARALLEL) -o faulthandler_timeout=900 \
 		-o faulthandler_exit_on_timeout=true $(SUITE)
 
-AGAIN := -m "not thorough or again"
-
 # What a busy machine, a slow disk and a slow store may bring about.
 test-delays: environment
 	@echo "== Servers, clusters and tiers that are put to sleep at random moments"
-	@PYTHONPATH=$(QUICK):$(CURDIR)/tests $(PYTEST) -p delays $(PARALLEL) $(AGAIN) \
+	@PYTHONPATH=$(QUICK):$(CURDIR)/tests $(PYTEST) -p delays $(PARALLEL) -m "not thorough" \
 		$(addprefix --ignore=,$(IN_CLASS) tests/cluster/test_serve_ray.py) \
 		$(addprefix --ignore=,tests/tiers/test_tiers_interrupts.py) \
 		tests/serving tests/cluster tests/tiers
@@ -240,7 +238,7 @@ PLACES := $(addprefix tests/course/test_,commands.py doctor.py grade.py lab.py u
 	tests/course/ch09/test_ch09_answers.py tests/serving/test_command.py tests/tiers/test_sessions.py
 test-elsewhere: environment
 	@echo "== Another path, user, terminal, locale and time zone, and no network"
-	@$(BIN)/python tests/elsewhere.py --durations=5 $(PARALLEL) $(AGAIN) $(PLACES)
+	@$(BIN)/python tests/elsewhere.py --durations=5 $(PARALLEL) -m "not thorough or again" $(PLACES)
 
 doctor: setup
 	@echo "== Environment"

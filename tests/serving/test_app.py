@@ -52,10 +52,7 @@ def events(text):
     return [json.loads(one) for one in found]
 
 
-CLUSTER = pytest.param("cluster", marks=[pytest.mark.thorough, pytest.mark.again])
-
-
-@pytest.fixture(params=["engine", CLUSTER])
+@pytest.fixture(params=thorough_after(1, ["engine", "cluster"]))
 def by_kind(request):
     """What is served, of a model."""
     return OneEngine if request.param == "engine" else Cluster
