@@ -49,7 +49,7 @@ def _instead(folder: Path) -> str:
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of model.safetensors, or those that its index names, from the shard that it names.
+    """All tensors of model.safetensors, or those that its index names, from the shards it names.
     Raises CheckpointError, naming file and tensor, for weights that are not finite floating-point
     numbers."""
     shards: dict[str, str] = {}
