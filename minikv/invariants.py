@@ -29,8 +29,6 @@ def check(scheduler: Scheduler, requests: Iterable[Request]) -> None:
             require(room >= sequence.num_computed, f"{at}: computed tokens without a block")
             unused = room - max(sequence.num_computed, len(sequence.token_ids))
             require(unused < scheduler.config.block_size, f"{at}: a block without a token")
-    if hasattr(pool, "check_slots"):
-        pool.check_slots([one.table for one in scheduler if one.table is not None])
     for queue in (scheduler.waiting, scheduler.running):
         values = [scheduler.policy(sequence) for sequence in queue]
         in_order = values == sorted(values)
