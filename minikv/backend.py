@@ -6,7 +6,7 @@ step's batch, and what comes out is the `attend` that the model calls in every l
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ class AttentionBackend(Protocol):
     recordable: bool = False  # `attend` asks nothing of the host: for the graphs of minikv.gpu
     # Whether all rows of a batch are computed in one way; None: it cannot be asked for.
     one_kernel: bool | None = None
+    states: Any = None  # what it counts beside blocks: `minikv.states.StatePool`
 
     def bind(self, batch: Batch) -> Attend:
         """The `attend` of this batch: it writes the new tokens' K and V to their slots, then
@@ -102,8 +103,7 @@ class TorchAttention(AttentionBackend):
     def _rows_alike(self, batch: Batch) -> list[Rows]:
         """Which sequences to compute together. There is at most as much padding as content:
         decodes are split by powers of two where their contexts differ by more."""
-        num_decodes = batch.num_decodes
-        num_seqs = len(batch.context_lens)
+        num_decodes, num_seqs = batch.num_decodes, len(batch.context_lens)
         chunks: list[Rows] = [slice(row, row + 1) for row in range(num_decodes, num_seqs)]
         if num_decodes == 0:
             return chunks
@@ -118,13 +118,10 @@ class TorchAttention(AttentionBackend):
         first = batch.query_start_host[:-1][rows]
         num_queries = int(batch.query_start_host[1:][rows][0] - first[0])
         num_rows = len(first)
-        which: slice | torch.Tensor
-        tokens: slice | torch.Tensor
+        which = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(device)
+        tokens = which  # of decodes: token i belongs to sequence i
         if isinstance(rows, slice):
-            which = rows
             tokens = slice(int(first[0]), int(first[0]) + num_rows * num_queries)
-        else:  # decodes: token i belongs to sequence i
-            which = tokens = torch.from_numpy(rows).to(device)
         longest = int(batch.context_lens_host[rows].max())
         num_blocks = blocks_for(longest, self.store.block_size)
         block_ids = batch.block_tables[which, :num_blocks].flatten()
