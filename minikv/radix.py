@@ -19,12 +19,14 @@ oldest entry of that list is always a leaf.
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any, NamedTuple
 
 from minikv.blocks import BlockPool
-from minikv.errors import require_int
+from minikv.errors import require, require_int
 
 Key = tuple[int, ...]  # the tokens of one block
+_require = partial(require, part="prefix cache")
 
 
 class Node:
@@ -297,8 +299,3 @@ class RadixCache:
             node = stack.pop()
             stack += node.children.values()
             yield node
-
-
-def _require(condition: Any, broken: str) -> None:
-    if not condition:
-        raise AssertionError(f"prefix cache: {broken}")

@@ -17,15 +17,18 @@ them, no other sequence may need them.
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Seq
+from functools import partial
 
 import numpy as np
 
 from minikv.blocks import BlockPool, BlockTable
 from minikv.engine import Classes
-from minikv.errors import OutOfBlocks
+from minikv.errors import OutOfBlocks, require
 from minikv.groups.layout import GroupedStore
 from minikv.paged import KVStore
 from minikv.radix import MatchResult, RadixCache
+
+_require = partial(require, part="groups")
 
 
 def first_seen(position: int, window: int, block_size: int) -> int:
@@ -313,8 +316,3 @@ def classes_over(store: KVStore, ahead: int, chunk: int) -> Classes:
     `GroupPool`."""
     assert isinstance(store, GroupedStore)
     return lambda num_blocks: GroupPool(store, ahead, chunk), GroupTable, GroupCache
-
-
-def _require(condition: bool, broken: str) -> None:
-    if not condition:
-        raise AssertionError(f"groups: {broken}")

@@ -22,12 +22,7 @@ import torch
 
 from minikv.config import ModelConfig
 from minikv.language_model import LanguageModel
-from minikv.quant.formats import (
-    Int4,
-    dequantise_int4,
-    format_of,
-    quantise_int4,
-)
+from minikv.quant.formats import Int4, dequantise_int4, format_of, quantise_int4
 from minikv.quant.oracle import attend_mixed, read_back
 from minikv.quant.store import block_bytes
 
@@ -229,16 +224,6 @@ def times_kl(windows: Seq[Window], others: Seq[Window]) -> Estimate:
 def same_arg_max(windows: Seq[Window]) -> Estimate:
     """In percent of the tokens."""
     return _bootstrap([(100 * w.same.sum().item(), len(w.same)) for w in windows])
-
-
-def changed_by_position(windows: Seq[Window], width: int = 128) -> list[tuple[int, float]]:
-    """(first position, percent of arg max that changed) for each stretch of `width` positions."""
-    longest = max(len(w.same) for w in windows)
-    stretches = []
-    for start in range(0, longest, width):
-        same = torch.cat([w.same[start : start + width] for w in windows]).float()
-        stretches.append((start, 100 * (1 - same.mean().item())))
-    return stretches
 
 
 def _bootstrap(sums: Seq[tuple[float, float]], draws: int = 1000) -> Estimate:

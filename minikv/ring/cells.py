@@ -5,12 +5,14 @@ sequences share a token when the same cell names both, so a fork copies nothing.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
-from minikv.errors import require_int
+from minikv.errors import require, require_int
 
 ALL = -1  # in place of a sequence: every sequence
 FREE = -1  # in place of a position: the cell holds no token
 PADDING = 32  # attention reads a multiple of this many cells
+_require = partial(require, part="ring")
 
 
 class OutOfCells(Exception):
@@ -309,8 +311,3 @@ class Cells:
                     f"p0: position {position} would become {to}, where a sequence of "
                     f"{sorted(owners)} has another token; remove that with seq_rm first"
                 )
-
-
-def _require(condition: bool, broken: str) -> None:
-    if not condition:
-        raise AssertionError(f"ring: {broken}")

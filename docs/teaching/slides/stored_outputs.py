@@ -7,6 +7,7 @@ holds, so the slides change when the notebooks are run again.
 import os
 import re
 import tomllib
+from base64 import b64decode, b64encode
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -19,7 +20,9 @@ from docutils.statemachine import StringList
 WHOSE = ": the reference's, until you pass"  # what `mine` prints
 ROOT = Path(__file__).resolve().parents[3]
 NOTEBOOKS, COURSE = ROOT / "notebooks", ROOT / "minikv" / "course"
-PLAN = Path(os.environ.get("PLAN") or COURSE / "plans" / "fourteen_weeks.toml")
+PLANS = COURSE / "plans"
+AREA = 1260, 560  # pixels that most pictures have on a slide of 1280 x 720
+READABLE, MOST_GROWTH = 18, 1.1  # pixels; what labels may grow without meeting each other
 
 
 @cache
@@ -94,8 +97,23 @@ class Stored(Directive):
         found = re.search(r"data:image/[^'\"]+", html)
         if found is None:
             return None
-        uri = found[0]
-        return nodes.image(uri=uri, alt=data.get("text/plain", ""))
+        return nodes.image(uri=readable(found[0]), alt=data.get("text/plain", ""))
+
+
+def readable(uri: str) -> str:
+    """A picture whose labels are a little larger where the last row could not read them."""
+    kind, _, data = uri.partition("svg+xml;base64,")
+    svg = b64decode(data).decode() if data else ""
+    if (box := re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)) is None:
+        return uri
+    least = READABLE / min(AREA[0] / float(box[1]), AREA[1] / float(box[2]))
+
+    def larger(match: re.Match) -> str:
+        size = float(match[1])
+        return f"font-size:{max(size, min(least, size * MOST_GROWTH)):.2f}px"
+
+    svg = re.sub(r"font-size:([\d.]+)px", larger, svg)
+    return f"{kind}svg+xml;base64,{b64encode(svg.encode()).decode()}"
 
 
 class Notes(Directive):
@@ -117,12 +135,23 @@ class Notes(Directive):
         ]
 
 
+@cache
+def plan_file() -> Path:
+    """What $PLAN names: a file, or a plan that comes along."""
+    named = os.environ.get("PLAN") or "fourteen_weeks"
+    for file in (Path(named), PLANS / f"{named}.toml"):
+        if file.is_file():
+            return file
+    known = " or ".join(sorted(file.stem for file in PLANS.glob("*.toml")))
+    raise ValueError(f"PLAN: must be a file, or {known}; was {named!r}")
+
+
 class Due(Directive):
     """Which of the chapter's exercises are for which week of the plan in $PLAN."""
 
     def run(self) -> list[nodes.Node]:
         number = number_of(self)
-        plan = tomllib.loads(PLAN.read_text(encoding="utf-8"))
+        plan = tomllib.loads(plan_file().read_text(encoding="utf-8"))
         (file,) = COURSE.glob(f"chapters/ch{number}_*/chapter.toml")
         about = tomllib.loads(file.read_text(encoding="utf-8"))
         items = nodes.bullet_list(classes=["due"])
