@@ -31,6 +31,14 @@ class MachineCodeCache(FunctionCache):
         found = [(file.name, file.stat().st_mtime, file.stat().st_size) for file in files]
         self._cache_file._source_stamp = self._cache_file._source_stamp, found
 
+    def load_overload(self, sig, target_context):
+        try:
+            return super().load_overload(sig, target_context)
+        except (AttributeError, ImportError):  # it names a type that is called otherwise by now
+            with suppress(OSError):
+                self.flush()
+            return None
+
     def save_overload(self, sig, data) -> None:
         with suppress(OSError):
             super().save_overload(sig, data)

@@ -3,6 +3,7 @@ where they cannot be used."""
 
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -31,6 +32,7 @@ import minikv
 from minikv import Engine, EngineConfig, SamplingParams, TorchAttention, naive_attention
 
 pytest.importorskip("numba", reason="the engine runs without it, and this is about it")
+import numba
 from numba import njit
 
 from minikv.cpu import attention, compiler, helpers, kernels, tiles
@@ -365,6 +367,22 @@ def test_what_was_compiled_is_of_these_sources(tmp_path, monkeypatch):
     assert stamp() == before
     (tmp_path / "kernels.py").write_text("x = 10")
     assert stamp() != before
+
+
+def test_what_names_a_type_that_is_gone_is_compiled_again(tmp_path, monkeypatch):
+    def twice(x):
+        return 2 * x
+
+    def hits():
+        compiled = kernel(twice)
+        assert compiled(3.0) == 6.0
+        return sum(compiled.stats.cache_hits.values())
+
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    assert (hits(), hits()) == (0, 1)
+    [index] = tmp_path.rglob("*.nbi")
+    index.write_bytes(pickle.dumps(numba.__version__) + b"cminikv.cpu.kernels\nGone\n.")
+    assert (hits(), hits()) == (0, 1)
 
 
 @njit(fastmath=FASTMATH, error_model="numpy")  # not kept on disk: it must be of these kernels
