@@ -57,6 +57,7 @@ class StatePool(BlockPool):
         return slot
 
     def give_slot(self, slot: int) -> None:
+        """The sequence has ended, or is preempted: its slot is free."""
         self._free_slots.append(slot)
 
     def begin_step(self) -> None:
