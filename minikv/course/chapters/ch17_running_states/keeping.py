@@ -11,7 +11,7 @@ and V the cache has is computed again only for want of a copy of the state.
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from functools import partial
+from itertools import cycle
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -146,3 +146,17 @@ def compared(
     }
     return {name: [served(load, due, size).recomputed_tokens for size in sizes]
             for name, due in plans.items()}  # fmt: skip
+
+
+def copies_picture(again: Mapping[str, Mapping[float, Mapping[str, int]]]) -> style.Picture:
+    """Tokens that are computed again over the memory of copies: for each load, by GiB or MiB, what
+    each policy computes again."""
+    title = "Few copies at the right places beat many"
+    figure, panels = style.new_axes(title, "", "", height=3.4, columns=len(again))
+    told = []
+    for axes, (name, by_size) in zip(panels, again.items(), strict=True):
+        for place, policy in enumerate(next(iter(by_size.values()))):
+            tokens = [found[policy] for found in by_size.values()]
+            axes.plot(list(by_size), tokens, "os^D"[place] + "-", label=policy)
+            told.append(f"{name}, {policy}: {tokens}")
+    return style.Picture(figure, f"{title}. {'; '.join(told)}.")

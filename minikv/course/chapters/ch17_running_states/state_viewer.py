@@ -14,7 +14,6 @@ from types import MappingProxyType
 
 from minikv.course.pictures import style
 from minikv.course.pictures.box_drawing import Board, Box, BoxRecording
-from minikv.course.pictures.snapshot import counted
 from minikv.engine import Engine
 from minikv.radix import RadixCache
 from minikv.sampling import SamplingParams
@@ -43,10 +42,10 @@ class StateFilm(BoxRecording):
     meanings = MappingProxyType(
         {
             "computed": Box("", GREY, COMPUTED),
-            "found, and used": Box("", GREY, FOUND),
+            "found in the cache; in a slot: a copy": Box("", GREY, FOUND),
             "computed again for want of a copy": Box("", GREY, AGAIN),
             "free slot": Box("", GREY, FREE),
-            "c below: has a copy of the state after it": Box("", style.PAPER, COMPUTED),
+            "with c: has a copy of the state after it": Box("", style.PAPER, COMPUTED),
         }
     )
     steps: list[StatesSnapshot]
