@@ -11,7 +11,6 @@ and V the cache has is computed again only for want of a copy of the state.
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from itertools import cycle
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -121,14 +120,14 @@ def served(load: Load, due: CopiesDue, num_copies: int = 100_000, interval: int 
 # ── The policies ──────────────────────────────────────────────────────────────
 
 
-def last_only(start, known, num_tokens, block_size, interval=0):
+def last_only(start, junction, num_tokens, block_size, interval=0):
     return copies_due(start, start, num_tokens, block_size)
 
 
 def every(blocks: int) -> CopiesDue:
     """A copy at each multiple of so many blocks, and the last state."""
 
-    def due(start, known, num_tokens, block_size, interval=0):
+    def due(start, junction, num_tokens, block_size, interval=0):
         return copies_due(start, start, num_tokens, block_size, blocks * block_size)
 
     return due

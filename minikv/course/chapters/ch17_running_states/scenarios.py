@@ -323,13 +323,14 @@ scenario("17.4", taking_back,
 
 # ── 17.5 Which copies to keep ─────────────────────────────────────────────────
 
-# A program is (start, known, tokens of the prompt, block size, interval).
+# A program is (start, junction, tokens of the prompt, block size, interval).
 
 
 def due(mine, program, log: Log) -> None:
-    start, known, num_tokens, size, interval = program
-    log(f"a prompt of {num_tokens} tokens, blocks of {size}: {known} known, starts at {start}")
-    text = f"copies_due({start}, {known}, {num_tokens}, {size}, interval={interval})"
+    start, junction, num_tokens, size, interval = program
+    parts = f", and parts from another at {junction}" if junction > start else ""
+    log(f"a prompt of {num_tokens} tokens, blocks of {size}, starts at {start}{parts}")
+    text = f"copies_due({start}, {junction}, {num_tokens}, {size}, interval={interval})"
     log.call(text, mine.copies_due, *program)
 
 
@@ -337,10 +338,10 @@ def random_prompt(seed: int) -> tuple[int, int, int, int, int]:
     draw = random.Random(seed)
     size = draw.choice((1, 3, 4, 16))
     blocks = draw.randint(0, 12)
-    known = draw.randint(0, blocks)
-    start = draw.choice((0, known, draw.randint(0, known)))
+    junction = draw.randint(0, blocks)
+    start = draw.choice((0, junction, draw.randint(0, junction)))
     interval = draw.choice((0, 0, size, 2 * size + 1, 3 * size))
-    return start * size, known * size, blocks * size + draw.randint(1, size), size, interval
+    return start * size, junction * size, blocks * size + draw.randint(1, size), size, interval
 
 
 scenario("17.5", due,
@@ -349,7 +350,7 @@ scenario("17.5", due,
     Group("a chat goes on", [(8, 8, 17, 4, 0), (8, 8, 12, 4, 0), (8, 8, 10, 4, 0)],
           "is there a copy where it starts already?"),
     Group("a junction", [(0, 8, 17, 4, 0), (4, 12, 23, 4, 0), (0, 4, 7, 4, 0)],
-          "what do others know, and from where must this one compute?"),
+          "up to where do others share this prompt, and from where must it be computed?"),
     Group("a junction at the end", [(0, 8, 9, 4, 0), (0, 12, 15, 4, 0), (4, 8, 11, 4, 0)],
           "one copy at one place: does it stay?"),
     Group("every so many tokens", [(0, 0, 17, 4, 8), (0, 0, 16, 4, 8), (8, 8, 25, 4, 8),
