@@ -4,9 +4,14 @@ Write what raises NotImplementedError, fix what is marked as broken; the rest is
 Then check("17.1") in the notebook, or in a terminal: python -m minikv check 17.1
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 
+from minikv.course.chapters.ch17_running_states.published import MODELS, Layers
 from minikv.states import slots
+from minikv.states.delta import convolve, prefill
 
 
 # ── 17.1 From attention to a state ────────────────────────────────────────────────
@@ -81,3 +86,78 @@ class StatePool(slots.StatePool):
         """If the block carries a copy, it does no longer."""
         if block_id in self.copies:
             self._free_slots.append(self.copies.pop(block_id))
+
+
+class Tried(NamedTuple):
+    """What a layer would write for them, T tokens."""
+
+    seen: torch.Tensor  # (W - 1 + T, C): the convolution's inputs, those before them included
+    written: tuple[torch.Tensor, ...]  # q, k (T, H, N), v (T, H, D), g, beta (T, H)
+
+
+# ── 17.4 Taking back drafts ───────────────────────────────────────────────────────
+def try_tokens(
+    state: torch.Tensor, last: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor,
+    split: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], g: torch.Tensor, beta: torch.Tensor,
+) -> tuple[torch.Tensor, Tried]:  # fmt: skip
+    """A decode and its drafts in one layer, T tokens, before anybody knows which are right.
+
+    state (H, N, D) float32 and last (W - 1, C), the convolution's last inputs, are those after the
+    tokens so far, and stay as they are. inputs (T, C), before the convolution; weight (C, W), its
+    weights; g, beta (T, H). `split` makes q, k (T, H, N) and v (T, H, D) of what `convolve`
+    returns, (T, C). Returns what each token reads, (T, H, D), and what `write_tokens` needs.
+    """
+    raise NotImplementedError("Exercise 17.4: try_tokens")
+
+
+# ── 17.4 Taking back drafts ───────────────────────────────────────────────────────
+def write_tokens(
+    state: torch.Tensor, last: torch.Tensor, tried: Tried, first: int, end: int
+) -> None:
+    """Let tokens `first` to `end` of those that were tried be in the state and in the last inputs,
+    which hold what was before `first`, and are changed.
+
+    Worked example: 3 tokens were tried, the decode and one draft are right. After
+    write_tokens(state, last, tried, 0, 2) both tensors are as if the third had never been there.
+    """
+    raise NotImplementedError("Exercise 17.4: write_tokens")
+
+
+# ── 17.5 Which copies to keep ─────────────────────────────────────────────────────
+def copies_due(
+    start: int, known: int, num_tokens: int, block_size: int, interval: int = 0
+) -> dict[int, bool]:
+    """Where the state of a sequence is copied while its prompt is computed.
+
+    start: the tokens that it need not compute, because a copy was found behind them; known: those
+    whose blocks the prefix cache has, `start` or more; num_tokens: of the prompt. `start` and
+    `known` are whole blocks. Returns positions in tokens, all of them ends of full blocks behind
+    `start`. True is a copy that stays, for others who share these tokens: a junction, at `known`,
+    or a multiple of `interval` (rounded down to blocks; 0: none). False is the last state, at the
+    end of the last full block: it goes when the sequence has a later one.
+
+    Worked example, blocks of 4: a prompt of 23 tokens, of which others have shared 12, and no copy
+    is there: {12: True, 20: False}. The next one that shares these 12 starts there: {20: False}.
+    """
+    raise NotImplementedError("Exercise 17.5: copies_due")
+
+
+# ── 17.6 What a state costs ───────────────────────────────────────────────────────
+def states_on_paper() -> dict[str, float]:
+    """What states cost, and what a hit is worth, from four config files: see `MODELS`.
+
+    "Qwen3-Next", "Qwen3.5 4B", "Kimi Linear", "Nemotron-H 8B": at how many tokens does one
+        attention layer of this model keep as many bytes as one of its linear layers?
+
+    The others are of Qwen3.5 4B, whose 32 layers are linear or attend.
+
+    "block": vLLM makes blocks so large that what one attention layer keeps of a block is at least
+        as large as the state of one linear layer, in steps of 16 tokens. How many tokens is that?
+    "interval": with a copy of all states every so many tokens, copies take as many bytes as K and V
+        of all layers that attend.
+    "short": the cache holds a prefix of 256 tokens: its K and V, and one copy. How many tokens does
+        a hit save for each MiB (2^20 bytes) that is held?
+    "long": the same for a prefix of 65,536 tokens.
+    "attention": the same for a prefix of any length, if all 32 layers attended.
+    """
+    raise NotImplementedError("Exercise 17.6: states_on_paper")

@@ -2,6 +2,8 @@
 
 import math
 import random
+from functools import partial
+from itertools import pairwise
 
 import torch
 
@@ -9,7 +11,7 @@ import minikv
 from minikv.course.chapters.ch17_running_states.given import random_tokens
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
 from minikv.course.judge.programs import OperationMode
-from minikv.course.judge.scenarios import Group, Log, scenario
+from minikv.course.judge.scenarios import Group, Log, numbers, scenario
 from minikv.course.pictures.snapshot import counted
 from minikv.states import HybridConfig, StateMemory
 
@@ -18,7 +20,7 @@ from minikv.states import HybridConfig, StateMemory
 # A program is (state, q, k, v, share that stays, beta), or (sequences, heads, N, D, tokens).
 
 
-def numbers(mine, program, log: Log) -> None:
+def by_hand(mine, program, log: Log) -> None:
     """One sequence, one head, N = D = 1."""
     state, q, k, v, stays, beta = program
     log(f"a state of {state}; q {q}, k {k}, v {v}, e^g {stays}, beta {beta}")
@@ -38,7 +40,7 @@ def decodes(mine, program, log: Log) -> None:
         log.call(f"decode, token {token}", mine.decode, state, *of_all)
 
 
-scenario("17.1", numbers,
+scenario("17.1", by_hand,
     Group("a state of one number", [(0, 1, 1, 8, 1, 1), (4, 1, 1, 8, 1, 1), (4, 2, 1, 8, 1, 0.5),
           (4, 1, 1, 8, 0.5, 1), (4, 2, 1, 8, 0.5, 0.75), (4, 3, 0, 8, 0.5, 0.75),
           (2, 3, 0.6, 5, 0.25, 0.5)],
@@ -256,3 +258,169 @@ def _(mine, _lm: minikv.LanguageModel) -> str:
 
 
 # ── 17.4 Taking back drafts ───────────────────────────────────────────────────
+
+# A program is (heads, key dim, value dim, width), tokens of each step, and the ends of the pieces
+# that are written after it.
+
+
+def splitter(heads: int, n: int, d: int):
+    """What makes queries, keys and values of a layer's convolved channels."""
+
+    def split(mixed):
+        q, k, v = mixed.split([heads * n, heads * n, heads * d], -1)
+        q, k = (one.view(-1, heads, n) / one.view(-1, heads, n).norm(dim=-1, keepdim=True)
+                for one in (q, k))  # fmt: skip
+        return q / n**0.5, k, v.view(-1, heads, d)
+
+    return split
+
+
+def taking_back(mine, program, log: Log) -> None:
+    (heads, n, d, width), *steps = program
+    channels = heads * (2 * n + d)
+    generator = torch.Generator().manual_seed(channels + 7 * width)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator)
+
+    state, last, weight = draw(heads, n, d), draw(width - 1, channels), draw(channels, width)
+    log(f"{counted(heads, 'state')} of {n} by {d}, a convolution over {width} tokens")
+    for num_tokens, *ends in steps:
+        g, beta = -draw(num_tokens, heads).abs(), draw(num_tokens, heads).sigmoid()
+        inputs = draw(num_tokens, channels)
+        seen = partial(mine.try_tokens, state, last, inputs, weight, splitter(heads, n, d), g, beta)
+        found = log.call(f"a decode and {counted(num_tokens - 1, 'draft')} are tried", seen,
+                         see=False)  # fmt: skip
+        if log.events[-1].error is not None:
+            return
+        read, tried = found
+        log("", {"what they read:": read, "the state then:": state, "the last inputs then:": last})
+        for first, end in pairwise([0, *ends]):
+            write = partial(mine.write_tokens, state, last, tried, first, end)
+            log.call(f"tokens {first} to {end} are written", write, see=False)
+            log("", {"the state after that:": state, "the last inputs after that:": last})
+
+
+NARROW = 1, 2, 3, 3  # heads, key dim, value dim, width
+scenario("17.4", taking_back,
+    Group("a decode without drafts", [(NARROW, (1, 1)), ((2, 3, 2, 4), (1, 1), (1, 1))],
+          "what does a token read: the state with itself in it, or without?"),
+    Group("nothing is written while nobody knows what is right",
+          [(NARROW, (2,)), (NARROW, (3,), (2,)), ((2, 3, 2, 4), (4,), (3,))],
+          "which tensors does `try_tokens` change?"),
+    Group("all drafts are right", [(NARROW, (2, 2)), (NARROW, (4, 4)), ((2, 3, 2, 4), (5, 5))],
+          "are state and last inputs those after the last token?"),
+    Group("some are wrong", [(NARROW, (3, 1)), (NARROW, (3, 2)), (NARROW, (5, 2)),
+          ((2, 3, 2, 4), (6, 1)), ((2, 3, 2, 4), (6, 4)), ((2, 2, 4, 2), (3, 1))],
+          "both tensors must be as if the wrong drafts had never been there"),
+    Group("written in pieces, for a copy in between",
+          [(NARROW, (4, 2, 4)), (NARROW, (5, 1, 3)), ((2, 3, 2, 4), (6, 2, 3, 5))],
+          "what is in the state already when a second piece is written?"),
+    Group("step after step", [((1 + i % 3, 2 + i % 2, 2 + i % 4, 2 + i % 3),
+          (1 + i % 5, 1 + i % (1 + i % 5)), (4, 1 + i % 4), (3, 2)) for i in range(20)],
+          "which tokens does the next step believe to be in the text?"),
+)  # fmt: skip
+
+
+# ── 17.5 Which copies to keep ─────────────────────────────────────────────────
+
+# A program is (start, known, tokens of the prompt, block size, interval).
+
+
+def due(mine, program, log: Log) -> None:
+    start, known, num_tokens, size, interval = program
+    log(f"a prompt of {num_tokens} tokens, blocks of {size}: {known} known, starts at {start}")
+    text = f"copies_due({start}, {known}, {num_tokens}, {size}, interval={interval})"
+    log.call(text, mine.copies_due, *program)
+
+
+def random_prompt(seed: int) -> tuple[int, int, int, int, int]:
+    draw = random.Random(seed)
+    size = draw.choice((1, 3, 4, 16))
+    blocks = draw.randint(0, 12)
+    known = draw.randint(0, blocks)
+    start = draw.choice((0, known, draw.randint(0, known)))
+    interval = draw.choice((0, 0, size, 2 * size + 1, 3 * size))
+    return start * size, known * size, blocks * size + draw.randint(1, size), size, interval
+
+
+scenario("17.5", due,
+    Group("a prompt that nobody knows", [(0, 0, 8, 4, 0), (0, 0, 11, 4, 0), (0, 0, 3, 4, 0),
+          (0, 0, 5, 1, 0)], "which block is the last that is full?"),
+    Group("a chat goes on", [(8, 8, 17, 4, 0), (8, 8, 12, 4, 0), (8, 8, 10, 4, 0)],
+          "is there a copy where it starts already?"),
+    Group("a junction", [(0, 8, 17, 4, 0), (4, 12, 23, 4, 0), (0, 4, 7, 4, 0)],
+          "what do others know, and from where must this one compute?"),
+    Group("a junction at the end", [(0, 8, 9, 4, 0), (0, 12, 15, 4, 0), (4, 8, 11, 4, 0)],
+          "one copy at one place: does it stay?"),
+    Group("every so many tokens", [(0, 0, 17, 4, 8), (0, 0, 16, 4, 8), (8, 8, 25, 4, 8),
+          (12, 12, 27, 4, 8), (0, 0, 17, 4, 9), (0, 0, 9, 4, 3), (0, 8, 17, 4, 12)],
+          "multiples of the interval, in whole blocks, behind the start, up to the end"),
+    Group("any prompt", [random_prompt(seed) for seed in range(60)],
+          "the first place that differs: whose copy is it, and does it stay?"),
+)  # fmt: skip
+
+
+# ── 17.6 What a state costs ───────────────────────────────────────────────────
+
+LAYER = "bytes of one linear layer's state, over bytes of a token in one attention layer"
+HELD = "tokens saved, over MiB that are held"
+numbers(
+    "17.6",
+    "states_on_paper",
+    {
+        "Qwen3-Next": ("tokens of a Qwen3-Next layer that are as large as a state", LAYER),
+        "Qwen3.5 4B": ("the same, Qwen3.5 4B", LAYER),
+        "Kimi Linear": ("the same, Kimi Linear", "a latent is kept once, not as K and V"),
+        "Nemotron-H 8B": ("the same, Nemotron-H 8B", LAYER),
+        "block": ("tokens of a block that holds a state", "rounded up, in steps of 16"),
+        "interval": ("tokens from copy to copy, if copies are to take as much as K and V",
+                     "how many layers of each kind are there?"),
+        "short": ("tokens saved per MiB, 256 tokens", HELD),
+        "long": ("tokens saved per MiB, 65,536 tokens", HELD),
+        "attention": ("tokens saved per MiB, if all layers attended", HELD),
+    },
+    near=0.003,
+)  # fmt: skip
+
+
+@runs_model("17.4")
+def _(mine, _lm: minikv.LanguageModel) -> str:
+    """tinypy-states with drafts, most of which are wrong."""
+    lm = minikv.load("tinypy-states")
+    config = minikv.EngineConfig(64, 4, max_num_seqs=2, speculative="ngram", min_prefix_tokens=0)
+    prompts = [lm.encode(PROMPT * 2), lm.encode(PROMPT)]
+    with (
+        in_place_of("minikv.states.steps:try_tokens", mine.try_tokens),
+        in_place_of("minikv.states.steps:write_tokens", mine.write_tokens),
+    ):
+        engine = minikv.Engine(lm, config)
+        rule = minikv.SamplingParams(max_tokens=24, ignore_eos=True)
+        for prompt, output in zip(prompts, engine.generate(prompts, rule), strict=True):
+            same_as_oracle(lm, prompt, output.token_ids)
+        engine.check()
+    drafts = engine.stats().speculation
+    return (
+        f"Your state took back {drafts.drafts - drafts.accepted} of {drafts.drafts} drafts; the "
+        "tokens are the oracle's."
+    )
+
+
+@runs_model("17.5")
+def _(mine, _lm: minikv.LanguageModel) -> str:
+    """tinypy-states: prompts of a kind, and a chat that goes on."""
+    lm = minikv.load("tinypy-states")
+    engine = minikv.Engine(lm, minikv.EngineConfig(64, 4, max_num_seqs=2, min_prefix_tokens=0))
+    rule, prompt_ids = minikv.SamplingParams(max_tokens=8, ignore_eos=True), lm.encode(PROMPT)
+    with in_place_of("minikv.states.slots:copies_due", mine.copies_due):
+        for prompt in ([*prompt_ids, 5], [*prompt_ids, 6], [*prompt_ids, 7]):
+            [output] = engine.generate([prompt], rule)
+            same_as_oracle(lm, prompt, output.token_ids)
+        chat = [*prompt, *output.token_ids, 9]
+        same_as_oracle(lm, chat, engine.generate([chat], rule)[0].token_ids)
+        engine.check()
+    stats = engine.stats()
+    return (
+        f"Your rule kept {stats.states.copies} copies; {stats.hit_tokens} tokens were found, "
+        f"{stats.states.recomputed_tokens} computed again. The tokens are the oracle's."
+    )
