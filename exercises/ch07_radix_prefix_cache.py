@@ -366,7 +366,8 @@ def guess_prompt(
 def pinned(cache: "RetainingCache", leaf: Node) -> Rank:
     """Leaves without a pin go first, then those whose pin is not over, and within each half the
     least recently used. `cache.pins` and `cache.last_use` have seconds by node; a leaf that was
-    never pinned is not in `pins`, and a time of 0 is always over."""
+    never pinned is not in `pins`, and a time of 0 is always over. Returns Rank(until, age): before
+    `until` others go first, and of the rest the least `age` goes first."""
     raise NotImplementedError("Exercise 07.9: pinned")
 
 
@@ -379,6 +380,7 @@ class RetainingCache(retaining.RetainingCache):
 
     `order` is a heap of leaves. Each use of a leaf adds an entry, and its old ones stay: they are
     too early, and are corrected when they come first. If most of the heap is old, it is made again.
+    `deadlines` is a heap of (until, id, leaf).
     """
 
     # ── 07.9 Retention on a trace ─────────────────────────────────────────────────

@@ -117,7 +117,7 @@ def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * weight
 
 
-# ── 16.4 One choice for all heads: broken, fix it ─────────────────────────────────
+# ── 16.4 Which blocks a query reads: broken, fix it ───────────────────────────────
 def by_bounds(q: torch.Tensor, k: torch.Tensor, most: int) -> list[list[int]]:
     """For each KV head, the blocks that may hold the largest scores.
 

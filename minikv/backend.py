@@ -6,7 +6,7 @@ step's batch, and what comes out is the `attend` that the model calls in every l
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ class AttentionBackend(Protocol):
     recordable: bool = False  # `attend` asks nothing of the host: for the graphs of minikv.gpu
     # Whether all rows of a batch are computed in one way; None: it cannot be asked for.
     one_kernel: bool | None = None
+    states: Any = None  # what it counts beside blocks: `minikv.states.StatePool`
 
     def bind(self, batch: Batch) -> Attend:
         """The `attend` of this batch: it writes the new tokens' K and V to their slots, then

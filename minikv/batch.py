@@ -69,13 +69,19 @@ class BatchBuilder:
         width = blocks_for(int(context_lens.max()), size)
         tables = self.tables(sequences, flat[1, :num_decodes], flat[2, :num_decodes])
         ids, places, targets = map(torch.from_numpy, flat)
-        return Batch(
+        batch = Batch(
             token_ids=ids, positions=places, slot_mapping=targets,
             block_tables=torch.from_numpy(tables[:, :width].copy()),
             context_lens=torch.from_numpy(context_lens), context_lens_host=context_lens,
             query_start=torch.from_numpy(query_start), query_start_host=query_start,
             num_decodes=num_decodes,
         )  # fmt: skip
+        return self.placed(batch, sequences, num_tokens, ())
+
+    def placed(self, batch: Batch, of: Seq[Sequence], counts: Seq[int], drafts: Seq) -> Batch:
+        """With what else a step must know of the sequences that a batch is of. `counts[i]` tokens
+        are of sequence i, and then, if it is among the first, `drafts[i]`."""
+        return batch
 
     def ids_of_decodes(self, decodes: Seq[Sequence]) -> list[int]:
         """The one token of each that is computed."""

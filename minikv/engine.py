@@ -393,12 +393,14 @@ class Engine:
             steps=self._steps, host_seconds=self._host_seconds, generated_tokens=self._generated,
             computed_tokens=self.runner.num_tokens, model_seconds=self.runner.seconds,
             tiers=self.tiers.stats() if self.tiers is not None else {},
-            speculation=self.loop.stats(), states=getattr(self.pool, "counts", lambda: None)(),
+            speculation=self.loop.stats(), states=(own := self.attention.states) and own.counts(),
         )  # fmt: skip
 
     def check(self) -> None:
         """Raise AssertionError, naming what is broken, unless every invariant holds."""
         self.recover()
         check(self.scheduler, self._requests.values())
+        if (states := self.attention.states) is not None:
+            states.check_slots([one.table for one in self.scheduler if one.table is not None])
         if self.tiers is not None:
             self.tiers.check()

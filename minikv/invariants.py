@@ -29,8 +29,6 @@ def check(scheduler: Scheduler, requests: Iterable[Request]) -> None:
             known = max(sequence.num_computed, len(sequence.token_ids))
             if room >= known + scheduler.config.block_size:
                 raise AssertionError(f"request {sequence.order}: a block without a token")
-    if hasattr(pool, "check_slots"):
-        pool.check_slots([one.table for one in scheduler if one.table is not None])
     for queue in (scheduler.waiting, scheduler.running):
         values = [scheduler.policy(sequence) for sequence in queue]
         if values != sorted(values):

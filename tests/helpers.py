@@ -131,6 +131,20 @@ def meets(seen: Counter, least: dict[str, int]):
     return decorate
 
 
+def meet_contexts(seen: Counter, lens, chunks=None, block_size=1, group=1, window=None) -> None:
+    """Count the cases that attention may get wrong: sequences of `lens` tokens, of which the last
+    `chunks[i]` ask, 1 each if None."""
+    queries = chunks or [1] * len(lens)
+    seen["other lengths"] += len(set(lens)) > 1
+    seen["several blocks"] += max(lens) > block_size
+    seen["a block that is not full"] += any(n % block_size for n in lens)
+    seen["groups of heads"] += group > 1
+    seen["a window that hides"] += bool(window) and max(lens) > window
+    seen["a chunk after a prefix"] += any(
+        1 < count < n for n, count in zip(lens, queries, strict=True)
+    )
+
+
 class Pair:
     """One checkpoint, loaded by `transformers` (the reference) and by minikv."""
 

@@ -5,12 +5,31 @@ Importing it needs Numba, so `minikv.machine` does that only for an engine that 
 
 from minikv.cpu.addresses import unpacked
 from minikv.cpu.attention import CompiledSteps, CpuAttention
-from minikv.cpu.compiler import apart
-from minikv.cpu.kernels import answer, attend, dims_of, layer_of, write_new
-from minikv.cpu.step import Crowd, Program, can_compile, on_one_thread, room_for
+from minikv.cpu.compiler import apart, part
+from minikv.cpu.kernels import (
+    answer,
+    attend,
+    attend_decode,
+    dims_of,
+    exp,
+    layer_of,
+    norm_heads,
+    rotate,
+    write_new,
+)  # fmt: skip
+from minikv.cpu.step import (
+    Crowd,
+    Program,
+    can_compile,
+    norm_weight,
+    on_one_thread,
+    plain,
+    room_for,
+)  # fmt: skip
 from minikv.cpu.tiles import LANES
 
 __all__ = [
     "LANES", "CompiledSteps", "CpuAttention", "Crowd", "Program", "answer", "apart", "attend",
-    "can_compile", "dims_of", "layer_of", "on_one_thread", "room_for", "unpacked", "write_new",
+    "attend_decode", "can_compile", "dims_of", "exp", "layer_of", "norm_heads", "norm_weight",
+    "on_one_thread", "part", "plain", "room_for", "rotate", "unpacked", "write_new",
 ]  # fmt: skip

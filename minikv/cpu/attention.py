@@ -25,9 +25,9 @@ class CompiledSteps(AttentionBackend):
 
     one_kernel: bool | None = False
 
-    def compile_over(self, kv: Any, attend: Any) -> None:
-        """For `Program`: the store's numbers, and the kernel that attends to them."""
-        self.kv, self.attend = kv, attend
+    def compile_over(self, kv: Any, attend: Any, write: Any = kernels.write_layer) -> None:
+        """For `Program`: the store's numbers, and the kernels that attend to them and write."""
+        self.kv, self.attend, self.write = kv, attend, write
         self.program: Program | None = None
         self.crowd = Crowd(torch.get_num_threads())  # of threads, for good
 
@@ -43,8 +43,8 @@ class CompiledSteps(AttentionBackend):
                     raise ValueError("batch_invariant: this transformer's layers were changed")
                 return None
             room = room_for(batch, self.program)
-            parts = self.store, self.kv, self.attend
-            self.program = Program(transformer, *parts, self.crowd, room)
+            parts = self.store, self.kv, self.attend, self.crowd, room, self.write
+            self.program = Program(transformer, *parts)
         return self.program.run(replace(batch, num_decodes=0) if self.one_kernel else batch)
 
 

@@ -17,7 +17,7 @@ FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
 # A step is compiled from functions of these wings, whichever file it is in.
-SOURCES = [Path(__file__).parents[1] / wing for wing in ("cpu", "quant", "groups")]
+SOURCES = [Path(__file__).parents[1] / wing for wing in ("cpu", "quant", "groups", "states")]
 
 
 class MachineCodeCache(FunctionCache):

@@ -549,7 +549,7 @@ class Weights(NamedTuple):
     down_bias: np.ndarray  # (L or 0, hidden)
     norm: np.ndarray  # (hidden,)
     head: np.ndarray  # (V, hidden), in panels
-    rope: np.ndarray  # (P, 2, D)
+    rope: np.ndarray  # (P, 2, D), or (0, 2, D): who writes K turns them, too
     windows: np.ndarray  # (L,), 0 for none
     eps: np.float32
 
@@ -568,6 +568,7 @@ class Buffers(NamedTuple):
     kv: np.ndarray  # K and V of all layers, packed: (L, num_blocks, block_size, 2, K, D), or others
     write: int  # the addresses of `write_layer` and `attend_layer` for this kind of `kv`
     attend: int
+    kv_heads: int
     x: np.ndarray  # (T, hidden)
     squares: np.ndarray  # (hidden / UNIT, T): the sum of x^2, of UNIT channels each
     scale: np.ndarray  # (T,): what RMSNorm multiplies a row of x by
@@ -702,8 +703,8 @@ def _compute(w, b, part, chunk, num_chunks):
     num_tokens, num_seqs = b.shared[TOKENS], b.shared[SEQS]
     layer, phase = part // PHASES, part % PHASES
     if phase == ATTEND:
-        num_heads, lens, starts = b.heads_out.shape[1], b.context_lens[:num_seqs], b.query_start
-        kv_heads, window = (b.heads.shape[1] - num_heads) // 2, w.windows[layer]
+        lens, starts = b.context_lens[:num_seqs], b.query_start
+        kv_heads, window = b.kv_heads, w.windows[layer]
         border = b.shared[DECODES] * kv_heads
         first, last = share(lens, starts, window, kv_heads, border, chunk, num_chunks)
         q, tables, out = b.heads, b.block_tables, b.heads_out
@@ -758,7 +759,8 @@ def _turn(w, b, layer, first, last):
         heads = b.heads[:num_tokens]
         norm_heads(heads, first, min(last, num_heads), w.q_norm[layer], w.eps)
         norm_heads(heads, max(first, num_heads), min(last, num_keys), w.k_norm[layer], w.eps)
-    rotate(b.heads, first, min(last, num_keys), w.rope, b.positions, 0, num_tokens)
+    if len(w.rope) > 0:
+        rotate(b.heads, first, min(last, num_keys), w.rope, b.positions, 0, num_tokens)
 
 
 @kernel

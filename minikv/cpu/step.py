@@ -103,14 +103,14 @@ def norm_weight(norm: Any) -> np.ndarray:
     return plain(norm.weight / len(norm.weight) ** 0.5)  # `FastRMSNorm` has the root in it
 
 
-def compile_for(weights: Weights, buffers: Buffers, kv: Any, attend: Any) -> Buffers:
+def compile_for(weights: Weights, buffers: Buffers, kv: Any, attend: Any, write: Any) -> Buffers:
     """Compile what an engine calls, or read it from disk. All models have arrays of the same types,
     so this takes time for the first engine of a process only. Returns buffers with the addresses.
     """
     started, before, b = perf_counter(), num_compiled(), buffers
     batch = b.block_tables, b.context_lens, b.query_start, 0
     b = b._replace(
-        write=address_of(write_layer, kv, b.kv, 0, b.heads, b.slots, 0),
+        write=address_of(write, kv, b.kv, 0, b.heads, b.slots, 0),
         attend=address_of(attend, kv, b.kv, 0, b.heads, *batch, b.heads_out, 0, 0, 0),
     )
     run_step(weights, b, 1, 1)  # of no tokens
@@ -195,14 +195,18 @@ class Program:
         attend: Any,
         crowd: Crowd,
         shape: tuple[int, int, int],
+        write: Any = write_layer,
     ):
         """kv: the store's numbers as `kernels.layer_of` takes them; attend: `attend_layer`, or what
-        takes its place for this kind. shape: tokens, sequences, and blocks per sequence."""
+        takes its place for this kind, and so is write. shape: tokens, sequences, and blocks per
+        sequence. The rows of the layers' `qkv` are whole heads, with K and V at the end."""
         self.kv, self.attend = kv, attend
         self.store, self.crowd, self.shape = store, crowd, shape
         self.transformer, self.weights = transformer, weights_of(transformer)
         c, (rows, seqs, max_blocks) = transformer.config, shape
-        heads = c.num_heads + 2 * c.num_kv_heads
+        first: Any = transformer.layers[0]
+        heads = first.qkv.weight.shape[0] // c.head_dim
+        found = first.out.weight.shape[1] // c.head_dim
 
         def floats(*shape: int) -> np.ndarray:
             return np.zeros(shape, np.float32)
@@ -210,12 +214,12 @@ class Program:
         def whole(*shape: int) -> np.ndarray:
             return np.zeros(shape, np.int64)
 
-        qkv, out = floats(rows, heads, c.head_dim), floats(rows, c.num_heads, c.head_dim)
+        qkv, out = floats(rows, heads, c.head_dim), floats(rows, found, c.head_dim)
         b = Buffers(
             token_ids=whole(rows), positions=whole(rows), slots=whole(rows),
             query_start=whole(seqs + 1), context_lens=whole(seqs),
             block_tables=whole(seqs, max_blocks),
-            kv=packed(kv), write=0, attend=0,
+            kv=packed(kv), write=0, attend=0, kv_heads=c.num_kv_heads,
             x=floats(rows, c.hidden_size), scale=floats(rows),
             squares=floats(-(-c.hidden_size // UNIT), rows),
             qkv=qkv.reshape(rows, -1), heads=qkv, attended=out.reshape(rows, -1), heads_out=out,
@@ -224,7 +228,7 @@ class Program:
             hidden=floats(seqs, c.hidden_size), logits=floats(seqs, c.vocab_size),
             shared=whole(NUM_SHARED),
         )  # fmt: skip
-        self.buffers = b = compile_for(self.weights, b, kv, attend)
+        self.buffers = b = compile_for(self.weights, b, kv, attend, write)
         self.logits, self.hidden = torch.from_numpy(b.logits), torch.from_numpy(b.hidden)
         started = thread_time()
         run_step(self.weights, b, 0, TURNS)  # there is nothing to help with, so it waits

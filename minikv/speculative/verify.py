@@ -90,5 +90,4 @@ def build(builder: BatchBuilder, plan: Plan, drafts: Seq[Seq[int]]) -> Batch:
         query_start=torch.from_numpy(query_start), query_start_host=query_start,
         num_decodes=next((row for row, count in enumerate(counts) if count > 1), len(counts)),
     )  # fmt: skip
-    with_slots = getattr(builder, "with_slots", None)  # of a model with layers that keep a state
-    return with_slots(batch, plan.sequences, plan.num_tokens, drafts) if with_slots else batch
+    return builder.placed(batch, plan.sequences, plan.num_tokens, drafts)

@@ -13,6 +13,7 @@ forks, and for the prefix cache.
     memory   the slots
     slots    who has which: running sequences, and copies in the prefix cache
     steps    a batch with slots, and how it is computed
+    compiled decodes in one program, on a CPU
 
 The scheduler goes on counting blocks. Models whose layers all attend use nothing of this.
 """
@@ -22,6 +23,7 @@ from minikv.config import EngineConfig
 from minikv.engine import Classes
 from minikv.errors import parse_bytes
 from minikv.language_model import LanguageModel
+from minikv.machine import numba_problem
 from minikv.radix import RadixCache
 from minikv.runner import Runner
 from minikv.states.config import HybridConfig
@@ -71,7 +73,12 @@ def keep_states(runner: Runner, lm: LanguageModel, config: EngineConfig) -> Clas
         lm.config, lm.dtype, 3 * config.max_num_seqs,
         num_copies if config.prefix_cache else 0, config.state_interval,
     )  # fmt: skip
-    runner.attention = StateAttention(runner.attention, memory)
+    attention = StateAttention(runner.attention, memory)
+    if numba_problem() == "":
+        from minikv.states.compiled import compiled_decodes
+
+        attention.decodes = compiled_decodes(runner.attention, memory)
+    runner.attention = attention
     builder = runner.builder
     runner.builder = StateBuilder(config.max_num_seqs, builder.max_blocks, builder.block_size)
-    return classes_over(memory)
+    return classes_over(attention, memory)

@@ -24,6 +24,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
+from minikv.backend import AttentionBackend
 from minikv.blocks import BlockPool, BlockTable
 from minikv.engine import Classes
 from minikv.radix import MatchResult, RadixCache
@@ -250,9 +251,15 @@ class StateCache(RadixCache):
             self.pool.drop_copy(block_id)
 
 
-def classes_over(memory: StateMemory) -> Classes:
-    """What an engine makes its pool, its tables and its prefix cache of."""
-    return lambda num_blocks: StatePool(num_blocks, memory), StateTable, StateCache
+def classes_over(attention: AttentionBackend, memory: StateMemory) -> Classes:
+    """What an engine makes its pool, its tables and its prefix cache of. `attention` is told of a
+    new pool."""
+
+    def make(num_blocks: int) -> StatePool:
+        attention.states = StatePool(num_blocks, memory)
+        return attention.states
+
+    return make, StateTable, StateCache
 
 
 def _require(condition: bool, broken: str) -> None:

@@ -102,15 +102,8 @@ class StateBatch(Batch):
 class StateBuilder(BatchBuilder):
     """Builds batches with slots; plans the copies that the step makes."""
 
-    def build(self, sequences: Seq[Sequence], num_tokens: Seq[int], slots: Seq[int]) -> StateBatch:
-        return self.with_slots(super().build(sequences, num_tokens, slots), sequences, num_tokens)
-
-    def with_slots(
-        self, plain: Batch, sequences: Seq[Sequence], num_tokens: Seq[int],
-        drafts: Seq[Seq[int]] = (),
-    ) -> StateBatch:  # fmt: skip
-        """A batch of these sequences' next tokens, the first of which have drafts behind them."""
-        pool: Any = sequences[0].table.pool  # a StatePool
+    def placed(self, batch: Batch, of: Seq[Sequence], counts: Seq[int], drafts: Seq) -> StateBatch:
+        pool: Any = of[0].table.pool  # a StatePool
         pool.begin_step()
         places: list[int] = []
         slots: list[int] = []
@@ -118,7 +111,7 @@ class StateBuilder(BatchBuilder):
         tries: list[Try] = []
         copies: list[tuple[int, int]] = []
         first = 0
-        for row, (sequence, count) in enumerate(zip(sequences, num_tokens, strict=True)):
+        for row, (sequence, count) in enumerate(zip(of, counts, strict=True)):
             table: Any = sequence.table  # a StateTable
             end = first + count + (len(drafts[row]) if row < len(drafts) else 0)
             if end - first > count:
@@ -140,7 +133,7 @@ class StateBuilder(BatchBuilder):
             if first < end:
                 pieces.append(Piece(table.slot, first, end, None))
             first = end
-        same = {one.name: getattr(plain, one.name) for one in fields(plain)}
+        same = {one.name: getattr(batch, one.name) for one in fields(batch)}
         at, own = torch.tensor([places, slots], dtype=torch.int64)
         return StateBatch(**same, places=at, slots=own, pieces=pieces, tries=tries, copies=copies)
 
@@ -150,6 +143,7 @@ class StateAttention(AttentionBackend):
 
     def __init__(self, inner: AttentionBackend, memory: StateMemory):
         self.inner, self.memory, self.store = inner, memory, inner.store
+        self.decodes: AttentionBackend | None = None  # computes steps of decodes alone
         self._tries: list[Try] = []  # of the last batch
         self._tried: list[list[Tried]] = []  # by layer, then by try
 
@@ -162,15 +156,18 @@ class StateAttention(AttentionBackend):
     def compute(self, transformer: Transformer, batch: Batch) -> Computed:
         """As `Runner.hidden`, with `recall`."""
         assert isinstance(transformer, HybridTransformer) and isinstance(batch, StateBatch)
-        attend: Attend = blame("attention", self.bind, batch)
         self._tries, self._tried = batch.tries, []
-        recall = self.recall_of(batch)
-        hidden = transformer.forward(batch.token_ids, batch.positions, attend, recall)
+        found = self.decodes.compute(transformer, batch) if self.decodes is not None else None
+        if found is None:
+            attend: Attend = blame("attention", self.bind, batch)
+            recall = self.recall_of(batch)
+            hidden = transformer.forward(batch.token_ids, batch.positions, attend, recall)
+            if len(hidden) > len(batch.context_lens):
+                hidden = hidden[batch.query_start[1:] - 1]  # (S, hidden)
+            found = transformer.logits(hidden), hidden
         for source, target in batch.copies:
             self.memory.copy(source, target)
-        if len(hidden) > len(batch.context_lens):
-            hidden = hidden[batch.query_start[1:] - 1]  # (S, hidden)
-        return transformer.logits(hidden), hidden
+        return found
 
     def recall_of(self, batch: StateBatch) -> Recall:
         """The `recall` of this batch."""

@@ -66,6 +66,28 @@ def test_edits_are_made_one_after_the_other(file, edit, old, new):
     assert mistake.sources == {path: right[:place] + new + right[place + len(old) :]}
 
 
+def test_a_record_of_two_exercises(file):
+    """What comes first is an exercise's own."""
+    chapter = chapter_of("01")
+    record = '["{}"."{}"]\nedit = "scores = => scores = 1 *"\ncause = "c"\n'
+    no_mask = '["01.4"."own"]\nedit = "return => return 1 *"\ncause = "c"\n'
+    file.write_text(record.format("01.3", "both") + 'also = "01.4"\n' + no_mask)
+    found = read(file, chapter)
+    [both], [own, again] = found["01.3"], found["01.4"]
+    assert (both.name, own.name, again.name) == ("both", "own", "both")
+    assert both.sources.keys() == {"naive_attention"} and own.look is None
+    assert again.sources.keys() == {"grouped_attention"}
+
+
+def test_without_a_look_a_report_shows_that_of_the_line():
+    exercise = find("05.1")
+    mistake = mistake_named(exercise, "forgets the number of tokens")
+    report = examine(exercise, text_of_mistake(exercise, mistake))
+    looks = {line.name: line.look for line in report.lines if line.cause == mistake.cause}
+    assert mistake.look is None
+    assert looks["the same tokens, in the same blocks"] == "the fields of the new table"
+
+
 def test_of_several_parts_a_record_names_its_own(file):
     chapter = chapter_of("15")
     exercise = next(one for one in chapter.exercises if len(reference_sources(one)) > 1)
@@ -89,7 +111,8 @@ def test_of_several_parts_a_record_names_its_own(file):
         (SHARES + EDIT.replace("=>", "->"), "neither `old => new` nor a line of a diff"),
         (SHARES + 'source."BlockTable.spoon" = ""', "no BlockTable.spoon in the reader's file"),
         (SHARES, "neither edit nor source"),
-        (SHARES.replace("look", "lok") + EDIT, "it has no look"),
+        (SHARES.replace("cause", "caus") + EDIT, "it has no cause"),
+        (SHARES.replace("look", "lok") + EDIT, "there is no field lok"),
         (SHARES + "hint = 'x'\n" + EDIT, "there is no field hint"),
     ],
 )
@@ -106,6 +129,11 @@ def test_what_does_not_fit_is_refused_by_file_exercise_and_mistake(file, record,
         (SHARES.replace("05.1", "05.9"), "chapter 05 has no exercise '05.9'"),
         (SHARES.replace('ids"', "ids"), "line 3"),
         (2 * (SHARES + EDIT), "twice"),
+        (SHARES + EDIT + 'also = "05.1"', "05.1, shares the list: there is another record of this"),
+        (
+            SHARES + EDIT + 'also = "05.2"',
+            "05.2, shares the list: .* is 0 times",
+        ),
         ('["05.1"]\nx = 1', "05.1, x: a record begins with its exercise and its name"),
         ('[["05.1"]]\nx = 1', "05.1, : a record begins with its exercise and its name"),
     ],

@@ -1,10 +1,12 @@
 """Chapter 01: naive attention, against values worked by hand and against torch."""
 
 import math
+from collections import Counter
 
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import meet_contexts, meets
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,10 +68,15 @@ def test_equals_torch(num_queries, num_keys, heads, kv_heads, dim, window):
     torch.testing.assert_close(out, torch_attention(q, k, v, window), rtol=1e-4, atol=1e-5)
 
 
+MET = Counter()
+
+
+@meets(MET, {"a window that hides": 10, "a chunk after a prefix": 30})
 @given(st.integers(1, 24), st.data())
 def test_a_chunk_equals_the_last_rows_of_the_whole(num_keys, data):
     num_queries = data.draw(st.integers(1, num_keys))
     window = data.draw(st.none() | st.integers(1, 30))
+    meet_contexts(MET, [num_keys], [num_queries], window=window)
     q, k, v = draw_qkv(num_keys, num_keys, 4, 2, 8, seed=num_keys)
     whole = naive_attention(q, k, v, window)
     chunk = naive_attention(q[-num_queries:], k, v, window)

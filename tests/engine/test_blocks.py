@@ -1,9 +1,11 @@
 """Chapter 04: the block pool, the block table, and attention over blocks."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
-from helpers import scattered
+from helpers import meet_contexts, meets, scattered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quant_case import Steps, one_layer
@@ -150,6 +152,10 @@ def test_copies_read_everything_before_they_write(llama):
 # ── Attention over blocks ─────────────────────────────────────────────────────
 
 
+MET = Counter()
+
+
+@meets(MET, {"several blocks": 20, "a block that is not full": 20, "groups of heads": 15})
 @settings(max_examples=60)
 @given(
     block_size=st.integers(1, 64),
@@ -160,6 +166,7 @@ def test_copies_read_everything_before_they_write(llama):
 )
 def test_blockwise_attention_equals_naive_attention(block_size, context_len, group, kv_heads, seed):
     """In any order of blocks; what lies in other blocks and in unfilled slots is not read."""
+    meet_contexts(MET, [context_len], block_size=block_size, group=group)
     [own], kv, [table] = scattered([context_len], block_size, kv_heads, 8, no_block=0, seed=seed)
     q = torch.randn(kv_heads * group, 8) * 3
     found = blockwise_attention(q, kv, table.tolist(), context_len)
@@ -177,6 +184,16 @@ def test_blockwise_attention_by_hand():
     torch.testing.assert_close(out, torch.tensor([[1.0 + 4.0 + 15.0]]))
 
 
+@meets(
+    MET,
+    {
+        "other lengths": 60,
+        "several blocks": 40,
+        "a block that is not full": 60,
+        "a window that hides": 15,
+        "a chunk after a prefix": 40,
+    },
+)
 @settings(max_examples=40)
 @given(
     counts=st.lists(st.lists(st.integers(0, 16), min_size=4, max_size=4).filter(any), max_size=5),
@@ -188,6 +205,8 @@ def test_the_backend_equals_naive_attention(llama, counts, block_size, window):
     steps.ways[0].store.blocks.fill_(1e4)  # a loud rest
     for of_step in [*counts, [1, 3, 1, 1]]:
         steps.step(of_step)
+        lens = [one.num_computed for one in steps.sequences]
+        meet_contexts(MET, lens, of_step, block_size, 2, window)
     steps.assert_formula()
 
 

@@ -16,6 +16,8 @@ from helpers import (
     assert_empty,
     fearless,
     greedy_tokens,
+    meet_contexts,
+    meets,
     scattered,
     small,
     step,
@@ -48,6 +50,20 @@ def exp_of(x, out):
 # ── Kernels ───────────────────────────────────────────────────────────────────
 
 
+MET = Counter()
+
+
+@meets(
+    MET,
+    {
+        "other lengths": 12,
+        "several blocks": 20,
+        "a block that is not full": 20,
+        "groups of heads": 25,
+        "a window that hides": 12,
+        "a chunk after a prefix": 8,
+    },
+)
 @given(
     lens=st.lists(st.integers(1, 70), min_size=1, max_size=4), block_size=st.integers(1, 64),
     kv_heads=st.integers(1, 3), group=st.integers(1, 4), head_dim=st.sampled_from([2, 16, 24, 64]),
@@ -57,6 +73,7 @@ def exp_of(x, out):
 def test_attention_equals_the_oracle(lens, block_size, kv_heads, group, head_dim, window, chunk):
     values, kv, tables = scattered(lens, block_size, kv_heads, head_dim)
     chunks = [min(chunk, n) for n in lens]
+    meet_contexts(MET, lens, chunks, block_size, group, window)
     heads = kv_heads * group
     q = torch.randn(sum(chunks), heads, head_dim)
     starts = np.cumsum([0, *chunks])

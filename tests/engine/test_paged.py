@@ -2,11 +2,12 @@
 
 import itertools
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from helpers import drain, generate, greedy_tokens, scattered, small
+from helpers import drain, generate, greedy_tokens, meet_contexts, meets, scattered, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,6 +52,18 @@ def test_slots_are_the_engines(llama):
     assert engine.stats().hit_tokens > 0 and SameSlots.seen == engine.stats().computed_tokens
 
 
+MET = Counter()
+
+
+@meets(
+    MET,
+    {
+        "other lengths": 15,
+        "several blocks": 20,
+        "a block that is not full": 10,
+        "groups of heads": 10,
+    },
+)
 @settings(max_examples=40)
 @given(
     lens=st.lists(st.integers(1, 60), min_size=1, max_size=5),
@@ -60,6 +73,7 @@ def test_slots_are_the_engines(llama):
     seed=st.integers(0, 99),
 )
 def test_batched_attention_equals_naive_attention(lens, block_size, group, kv_heads, seed):
+    meet_contexts(MET, lens, block_size=block_size, group=group)
     values, kv, tables = scattered(lens, block_size, kv_heads, 8, 1e4, 0, seed)  # a loud rest
     q = torch.randn(len(lens), kv_heads * group, 8)
     pairs = zip(q, values, strict=True)

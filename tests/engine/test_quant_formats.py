@@ -1,9 +1,11 @@
 """The number formats of K and V: their error bounds on random and on adversarial values."""
 
 import math
+from collections import Counter
 
 import pytest
 import torch
+from helpers import meets
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,13 +77,32 @@ def assert_int4(x: torch.Tensor) -> None:
     assert (error <= scale.float()[..., None] / 2 + slack(x)).all()
 
 
+MET = Counter()
+
+
+def meet(values: list[float]) -> None:
+    """Count what a format may get wrong: a vector of one value, or of zeros, shows little."""
+    sizes = [abs(value) for value in values]
+    MET["several values"] += len(set(values)) > 4
+    MET["both signs"] += min(values) < 0 < max(values)
+    MET["no sign"] += min(values) > 0 or max(values) < 0
+    MET["far apart"] += max(sizes) > 1e4 * min(sizes)
+
+
+several = meets(MET, {"several values": 30, "both signs": 35, "no sign": 8, "far apart": 40})
+
+
+@several
 @given(vectors)
 def test_int8_is_off_by_half_a_scale_at_most(values):
+    meet(values)
     assert_int8(torch.tensor(values))
 
 
+@several
 @given(vectors)
 def test_int4_is_off_by_half_a_scale_at_most(values):
+    meet(values)
     assert_int4(torch.tensor(values))
 
 
@@ -90,8 +111,10 @@ def test_the_bounds_hold_on_hard_vectors(hard):
     assert_int4(hard)
 
 
+@several
 @given(vectors)
 def test_fp8_is_off_by_a_sixteenth_at_most(values):
+    meet(values)
     x = torch.tensor(values)
     pieces = Fp8().encode(x)
     error = (x - Fp8().decode(pieces)).abs()

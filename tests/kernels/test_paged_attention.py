@@ -1,7 +1,10 @@
 """Paged decode and prefill: against naive attention over K and V that were never paged."""
 
+from collections import Counter
+
 import pytest
 import torch
+from helpers import meet_contexts, meets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_case import DEVICE, DTYPES, SMALL, Paged, bad, count
@@ -224,7 +227,7 @@ def any_shape(draw) -> dict:
     """What a `Paged` may be but for its lengths."""
     return dict(
         kv_heads=draw(st.integers(1, 2)),
-        group=draw(st.integers(1, 5)),
+        group=draw(st.sampled_from([3, 1, 5, 2])),
         head_dim=draw(st.integers(1, 40)),
         block_size=draw(st.integers(1, 20)),
         dtype=draw(st.sampled_from(DTYPES)),
@@ -232,13 +235,27 @@ def any_shape(draw) -> dict:
     )
 
 
+MET = Counter()
+
+
+@meets(
+    MET,
+    {
+        "other lengths": 4,
+        "several blocks": 6,
+        "a block that is not full": 5,
+        "groups of heads": 4,
+        "a window that hides": 4,
+    },
+)
 @settings(max_examples=12)
 @given(data=st.data())
 def test_any_decode(data):
     draw = data.draw
     lens = draw(st.lists(st.integers(0, 200), min_size=1, max_size=4))
-    paged = Paged(lens, **any_shape(draw))
-    window, rows = draw(st.none() | st.integers(1, 220)), draw(st.integers(1, 6))
+    paged = Paged(lens, **(shape := any_shape(draw)))
+    window, rows = draw(st.sampled_from([5, None, 40, 1])), draw(st.integers(1, 6))
+    meet_contexts(MET, lens, None, shape["block_size"], shape["group"], window)
     setting = SMALL._replace(columns=draw(st.sampled_from([0, 64])))
     paged.assert_equal(paged.decode(window, rows, setting), window)
 
@@ -277,13 +294,26 @@ def test_rows_of_no_sequence_are_left_alone():
     torch.testing.assert_close(out[6:8], paged.expected()[6:8])
 
 
+@meets(
+    MET,
+    {
+        "other lengths": 3,
+        "several blocks": 5,
+        "a block that is not full": 5,
+        "groups of heads": 5,
+        "a window that hides": 4,
+        "a chunk after a prefix": 5,
+    },
+)
 @settings(max_examples=12)
 @given(data=st.data())
 def test_any_prefill(data):
     draw = data.draw
     lens = draw(st.lists(st.integers(0, 60), min_size=1, max_size=4))
-    paged = Paged(lens, [draw(st.integers(0, n)) for n in lens], **any_shape(draw))
-    window = draw(st.none() | st.integers(1, 70))
+    chunks = [draw(st.integers(0, n)) for n in lens]
+    paged = Paged(lens, chunks, **(shape := any_shape(draw)))
+    window = draw(st.sampled_from([5, None, 30, 1]))
+    meet_contexts(MET, lens, chunks, shape["block_size"], shape["group"], window)
     paged.assert_equal(paged.prefill(window), window)
 
 

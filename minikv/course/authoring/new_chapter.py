@@ -36,7 +36,7 @@ def blocks_needed(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 ''',
     "chapter.toml": """\
-# Chapter {number}: its skeleton and its exercises. exercises/manifest.py tells the form.
+# Chapter {number}: its skeleton and its exercises. exercise_data/manifest.py tells the form.
 
 doc = "TODO: what the skeleton file is about, in one sentence."
 skeleton = [
@@ -72,7 +72,7 @@ scenario(
 )
 ''',
     "mistakes.toml": """\
-# Chapter {number}: mistakes that readers make. exercises/mistakes.py tells the form.
+# Chapter {number}: mistakes that readers make. exercise_data/mistakes.py tells the form.
 
 ["{number}.1"."rounds down"]
 edit = "return -(-num_tokens => return (num_tokens"
@@ -86,8 +86,7 @@ DIFFERENT = """\
 ["{number}.1"]
 source."blocks_needed" = '''
 def blocks_needed(num_tokens, block_size):
-    return len(range(0, num_tokens, block_size))
-'''
+    return len(range(0, num_tokens, block_size))'''
 """
 OPENING = """# {number} · TODO
 

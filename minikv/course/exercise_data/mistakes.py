@@ -14,6 +14,8 @@ Each chapter keeps its own in `mistakes.toml`, one record after another:
 - `source = '''…'''` is the whole definition, where edits would be hard to read.
 - Where an exercise has several parts, `edit."BlockTable.fork" = …` says which one; `source` may
   replace something that the exercise gives, too.
+- `look` is left out where it says no more than the line that fails: its own is shown then.
+- `also = "05.2"` makes the record that exercise's, too, after its own: the same edit, and cause.
 - `seen` is for the few mistakes that a real engine has shipped. A report that names one says so.
 
 Checks name a reader's mistake with these records, and tests prove that each is caught and named.
@@ -31,8 +33,6 @@ from typing import Any
 from minikv.course.exercise_data.manifest import Chapter, Exercise
 from minikv.course.exercise_data.skeletons import definitions, edited, fill, skeleton, targets
 
-TEXTS = ("cause", "look")
-
 
 @dataclass(frozen=True, eq=False)
 class Mistake:
@@ -40,7 +40,7 @@ class Mistake:
 
     name: str
     cause: str
-    look: str
+    look: str | None  # None: where the line that fails says
     sources: dict[str, str]
     seen: str | None = None
 
@@ -78,6 +78,10 @@ def read(file: Traversable, chapter: Chapter) -> dict[str, tuple[Mistake, ...]]:
         records = tomllib.loads(file.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{file}: {error}") from None
+    for number, name, row in _shared(records):
+        if name in records.setdefault(number, {}):
+            raise ValueError(f"{file}, {number}, {name}: there is another record of this name")
+        records[number][name] = row
     given = definitions(ast.parse(skeleton(chapter)))
     ids = {exercise.id: exercise for exercise in chapter.exercises}
     found = {}
@@ -95,6 +99,16 @@ def read(file: Traversable, chapter: Chapter) -> dict[str, tuple[Mistake, ...]]:
     return found
 
 
+def _shared(records: Mapping[str, Any]) -> list[tuple[str, str, dict]]:
+    """(exercise, name, row) of each record that is also another exercise's."""
+    rows = [row for rows in records.values() if isinstance(rows, dict) for row in rows.items()]
+    return [
+        (row.pop("also"), name, row)
+        for name, row in rows
+        if isinstance(row, dict) and "also" in row
+    ]
+
+
 @cache
 def of_chapter(chapter: Chapter) -> dict[str, tuple[Mistake, ...]]:
     return read(resources.files(chapter.package) / "mistakes.toml", chapter)
@@ -104,10 +118,9 @@ def _mistake(name: str, row: Any, right: Mapping[str, str], given: Container[str
     """One record; `right` are the reference's texts, `given` all that the reader's file defines."""
     if not isinstance(row, dict):
         raise ValueError("a record begins with its exercise and its name")
-    missing = [field for field in TEXTS if not row.get(field)]
-    if missing:
-        raise ValueError(f"it has no {' and no '.join(missing)}")
-    unknown = sorted(row.keys() - {*TEXTS, "seen", "edit", "source"})
+    if not row.get("cause"):
+        raise ValueError("it has no cause")
+    unknown = sorted(row.keys() - {"cause", "look", "seen", "edit", "source"})
     if unknown:
         raise ValueError(f"there is no field {', '.join(unknown)}")
     edits, sources = (_by_path(row.get(field, {}), right) for field in ("edit", "source"))
@@ -122,7 +135,7 @@ def _mistake(name: str, row: Any, right: Mapping[str, str], given: Container[str
         if path not in given:
             raise ValueError(f"there is no {path} in the reader's file to replace")
     changed = {path: edited(right[path], text) for path, text in edits.items()}
-    return Mistake(name, row["cause"], row["look"], changed | sources, row.get("seen"))
+    return Mistake(name, row["cause"], row.get("look"), changed | sources, row.get("seen"))
 
 
 def _by_path(given: str | dict[str, str], right: Mapping[str, str]) -> dict[str, str]:

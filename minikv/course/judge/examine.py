@@ -94,7 +94,8 @@ def examine(
     for line, outcome in played:
         if outcome in causes:
             mistake = causes[outcome]
-            line.cause, line.look, line.shipped = mistake.cause, mistake.look, mistake.seen
+            line.cause, line.shipped = mistake.cause, mistake.seen
+            line.look = mistake.look or line.look
             wrong = [path for path in mistake.sources if path in found]
             line.at = found[wrong[0]].lineno if wrong else line.at
     if not done.started:

@@ -18,7 +18,7 @@ from minikv.course.pictures.snapshot import counted
 from minikv.engine import Engine
 from minikv.sampling import SamplingParams
 
-COLORS = (style.PALETTE[0], style.PALETTE[4])  # full layers, layers with a window
+COLOR = style.PALETTE[4]
 HELD, ROOM, NONE = "filled", "pale", "absent"  # looks of a block
 
 
@@ -38,9 +38,9 @@ class GroupFilm(BoxRecording):
     rows = ("full", "with a window")
     meanings = MappingProxyType(
         {
-            "has K and V": Box("", COLORS[1], HELD),
-            "room, not yet computed": Box("", COLORS[1], ROOM),
-            "no memory": Box("", COLORS[1], NONE),
+            "has K and V": Box("", COLOR, HELD),
+            "room, not yet computed": Box("", COLOR, ROOM),
+            "no memory": Box("", COLOR, NONE),
         }
     )
     steps: list[PartsSnapshot]
@@ -93,7 +93,7 @@ class GroupFilm(BoxRecording):
     def boards(self, chosen: Sequence[int]) -> list[Board]:
         return [
             Board({
-                (row, place): Box(str(place), COLORS[row], look)
+                (row, place): Box(str(place), COLOR, look)
                 for row, looks in enumerate(self.steps[i].looks)
                 for place, look in enumerate(looks)
             })

@@ -67,7 +67,7 @@ def latent_picture() -> style.Picture:
     axes.text(0.1, 2.55, "absorbed: the query, once per step", fontsize=9.5, va="center")
     box(0, 2.75, "query q", style.tint(style.PALETTE[4], 0.3))
     arrow(0, 1, 2.75, "× W_UKᵀ")
-    box(1, 2.75, "wide query w", made)
+    box(1, 2.75, "absorbed query w", made)
     for place, token in enumerate("₁₂₃"):
         above, below = 0.95 + 0.44 * place, 3.25 + 0.42 * place
         for y in (above, below):

@@ -235,7 +235,7 @@ scenario("16.3", products,
 )  # fmt: skip
 
 
-# ── 16.4 One choice for all heads ─────────────────────────────────────────────
+# ── 16.4 Which blocks a query reads ─────────────────────────────────────────────
 
 # A program is (tokens, blocks to choose, wishes). A wish is (KV head, query head of its group,
 # place of a block, score): in a channel of its own the query head has 1, or -1 for a score below 0,
