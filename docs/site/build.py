@@ -27,6 +27,7 @@ ENGINE = (
     "docs/BENCHMARKS.md",
     "minikv/models/tinypy/README.md",
     "minikv/models/tinypy-hybrid/README.md",
+    "minikv/models/tinypy-states/README.md",
 )
 PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md")
 # Lines of the README that a page of the site does not need.

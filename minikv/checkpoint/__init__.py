@@ -23,7 +23,7 @@ from minikv.model import Transformer
 from minikv.states import HybridTransformer
 
 MODELS = Path(__file__).parents[1] / "models"
-BUNDLED = {name: MODELS / name for name in ("tinypy", "tinypy-hybrid")}
+BUNDLED = {name: MODELS / name for name in ("tinypy", "tinypy-hybrid", "tinypy-states")}
 # The files of a checkpoint beside its weights.
 SMALL = [
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -38,8 +38,8 @@ def load(
 ) -> LanguageModel:
     """Load a Llama, Mistral, Ministral, Cwm, Qwen2, Qwen3 or Qwen3.5 (text) checkpoint.
 
-    `name_or_path`: "tinypy" or "tinypy-hybrid" (bundled), a local folder, or a Hugging Face hub id
-    (downloaded once, then cached). `dtype`: float32, float16 or bfloat16.
+    `name_or_path`: "tinypy", "tinypy-hybrid" or "tinypy-states" (bundled), a local folder, or a
+    Hugging Face hub id (downloaded once, then cached). `dtype`: float32, float16 or bfloat16.
     Raises CheckpointError (a ValueError) that says what is missing or unsupported.
     """
     require_one_of("dtype", dtype, DTYPES)

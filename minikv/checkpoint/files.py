@@ -49,9 +49,9 @@ def _instead(folder: Path) -> str:
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of model.safetensors, or of the shards that its index names; of those that are in
-    several shards, the one that the index names. Raises CheckpointError, naming file and tensor,
-    for weights that are not finite floating-point numbers."""
+    """All tensors of model.safetensors, or those that its index names, from the shards it names.
+    Raises CheckpointError, naming file and tensor, for weights that are not finite floating-point
+    numbers."""
     shards: dict[str, str] = {}
     if (folder / SINGLE).exists():
         files = [folder / SINGLE]
@@ -67,7 +67,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
                 found = {
                     name: tensors.get_tensor(name)
                     for name in tensors.keys()  # noqa: SIM118
-                    if name not in shards or folder / shards[name] == file
+                    if not shards or (name in shards and folder / shards[name] == file)
                 }
         except SafetensorError as error:
             raise CheckpointError(f"{file}: missing or damaged ({error}); fetch it again") from None

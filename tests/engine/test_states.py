@@ -29,6 +29,7 @@ from thorough import thorough_after
 
 import minikv
 from minikv import (
+    BUNDLED,
     BlockPool,
     BlockTable,
     CheckpointError,
@@ -36,6 +37,7 @@ from minikv import (
     EngineConfig,
     SamplingParams,
 )
+from minikv.checkpoint import read_weights
 from minikv.serving.metrics import STATES, Metrics
 from minikv.states import (
     StateAttention,
@@ -192,6 +194,32 @@ def test_parts_that_count_no_slots_are_refused(hybrid):
 def test_a_cache_of_k_and_v_has_no_states(hybrid):
     with pytest.raises(ValueError, match="this cache has no states"):
         hybrid.lm.logits([1, 2], minikv.ConcatCache(hybrid.lm.config))
+
+
+# ── The bundled model ─────────────────────────────────────────────────────────
+
+
+def test_tinypy_states_is_tinypy_but_for_what_learned():
+    folder = BUNDLED["tinypy-states"]
+    ours, tinypys = read_weights(folder), read_weights(BUNDLED["tinypy"])
+    same = {name for name in ours.keys() & tinypys if torch.equal(ours[name], tinypys[name])}
+    kept = ("mlp.", "embed_tokens", "o_proj")
+    assert same == {name for name in ours if any(part in name for part in kept)}
+    assert (folder / "attention.safetensors").stat().st_size <= 2_500_000
+    text = "def fib(n):"
+    assert minikv.load("tinypy-states").encode(text) == minikv.load("tinypy").encode(text)
+
+
+def test_tinypy_states_equals_transformers(checkpoint):
+    pair = checkpoint("tinypy-states")
+    assert sum(pair.lm.config.is_linear) >= 2
+    prompts = pair.prompts(3, 40, 70, 70)
+    prompts[3][:50] = prompts[2][:50]
+    engine = careful_engine(pair.lm, small(max_batch_tokens=16))
+    for _ in range(2):  # the second time with hits
+        outputs = engine.generate(prompts, greedy(16))
+        assert [one.token_ids for one in outputs] == [pair.greedy(ids, 16) for ids in prompts]
+    assert engine.stats().hit_tokens > 0
 
 
 # ── Which copies there are ────────────────────────────────────────────────────

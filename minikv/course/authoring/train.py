@@ -17,9 +17,10 @@ AdamW for the rest, a learning rate that falls linearly to zero, and sequences
 that grow from 256 to the model's 1,024 tokens.
 
 tinypy-hybrid is tinypy with a window on four of five layers; tinypy-states has linear
-layers in the place of the same four. Only what takes attention's place learns, and not
-from the text but from tinypy's own probabilities for every next token (Hinton et al.,
-2015): these are much less noisy.
+layers in the place of three. Only what takes attention's place learns, and not from the
+text but from tinypy's own probabilities for every next token (Hinton et al., 2015): these
+are much less noisy. What shall become a linear layer first learns alone what the attention
+in its place answers (Bick et al., 2024, arXiv 2408.10189).
 """
 
 import argparse
@@ -72,10 +73,14 @@ WINDOWS: dict[str, Any] = dict(
 LINEAR = "linear_attention"
 STATES: dict[str, Any] = MODEL | dict(
     rope_parameters=MODEL["rope_parameters"] | {"partial_rotary_factor": 1.0},
-    layer_types=[LINEAR, LINEAR, LINEAR, FULL, LINEAR], linear_conv_kernel_dim=4,
+    layer_types=[FULL, LINEAR, LINEAR, FULL, LINEAR], linear_conv_kernel_dim=4,
     linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=64,
     linear_value_head_dim=64,
 )  # fmt: skip
+STATES_PHASES = ((256, 1.0),)
+STATES_BATCH = 4096  # tokens: few are learned from, so steps are worth more than their size
+LAYERWISE = 0.35  # share of the tokens from which each layer learns alone
+TIME_SCALES = [8.0, 32.0, 128.0, 512.0]  # tokens after which a new layer's heads forget
 
 # A run of blanks stays with the newline before it: indentation is one token.
 SPLIT = Regex(r"\n[ \t]*|[ ]?[A-Za-z_]+|[ ]?[0-9]|[ ]?[^\sA-Za-z_0-9]+|[ \t]+|\s+")
@@ -109,12 +114,15 @@ def windows(texts_ids: list[list[int]], length: int, epoch: int) -> torch.Tensor
     return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(epoch))]
 
 
-def batches(texts_ids: list[list[int]], num_tokens: int, phases: Phases, start: int):
+def batches(
+    texts_ids: list[list[int]], num_tokens: float, phases: Phases, start: int,
+    batch_tokens: int = BATCH_TOKENS,
+):  # fmt: skip
     """Batches (rows, length + 1) from step `start` on, the same whenever they are made."""
     step = 0
     for length, share in phases:
-        rows = BATCH_TOKENS // length
-        steps = round(num_tokens * share / BATCH_TOKENS)
+        rows = batch_tokens // length
+        steps = round(num_tokens * share / batch_tokens)
         epoch, at, data = 0, 0, windows(texts_ids, length, 0)
         for _ in range(steps):
             if at + rows > len(data):
@@ -166,7 +174,7 @@ def save_atomically(state: dict, path: Path) -> None:
 
 def learn(
     model, opts: list[torch.optim.Optimizer], loss_of: Callable, data: Callable, total: int,
-    state_file: Path,
+    state_file: Path, warm_up: int = 50,
 ) -> float:  # fmt: skip
     """`total` steps on the batches that `data(step)` gives from a step on. The state is written
     every two minutes, and read if there is one. Returns how many seconds the steps took."""
@@ -181,7 +189,7 @@ def learn(
     bar = tqdm(total=total, initial=step, unit="step", smoothing=0.02, mininterval=1)
     saved_at = started = time.monotonic()
     for batch in data(step):
-        scale = min(1.0, (step + 1) / 50) * (1 - step / total)  # warm up, then down to zero
+        scale = min(1.0, (step + 1) / warm_up) * (1 - step / total)  # warm up, then down to zero
         groups = [group for opt in opts for group in opt.param_groups]
         for group, lr in zip(groups, base_lrs, strict=True):
             group["lr"] = lr * scale
@@ -208,8 +216,8 @@ def learn(
     return torch.load(state_file)["seconds"]
 
 
-def steps_of(phases: Phases, num_tokens: int) -> int:
-    return sum(round(num_tokens * share / BATCH_TOKENS) for _, share in phases)
+def steps_of(phases: Phases, num_tokens: float, batch_tokens: int = BATCH_TOKENS) -> int:
+    return sum(round(num_tokens * share / batch_tokens) for _, share in phases)
 
 
 def train(out: Path, num_tokens: int) -> None:
@@ -239,6 +247,12 @@ def train(out: Path, num_tokens: int) -> None:
     export(model, tokenizer, corpus, out / "tinypy", num_tokens, seconds)
 
 
+def read_texts() -> list[list[int]]:
+    """The training texts, in tinypy's tokens."""
+    tokenizer = Tokenizer.from_file(str(BUNDLED["tinypy"] / "tokenizer.json"))
+    return [[0, *encoding.ids] for encoding in tokenizer.encode_batch(read_corpus().train)]
+
+
 def train_hybrid(out: Path, num_tokens: int) -> None:
     """tinypy with windows, whose attention learns to give tinypy's probabilities."""
     from transformers import AutoModelForCausalLM, MinistralConfig, MinistralForCausalLM
@@ -247,26 +261,81 @@ def train_hybrid(out: Path, num_tokens: int) -> None:
     model = MinistralForCausalLM(MinistralConfig(**MODEL, **WINDOWS))
     model.load_state_dict(tinypy.state_dict())
     learned = [name for name, _ in model.named_parameters() if "self_attn" in name]
-    parameters = [model.get_parameter(name) for name in learned]
+    model.requires_grad_(False)
+    parameters = [model.get_parameter(name).requires_grad_() for name in learned]
     opt = torch.optim.AdamW(parameters, lr=5e-4, betas=(0.9, 0.95), weight_decay=0.0)
     tokenizer = Tokenizer.from_file(str(BUNDLED["tinypy"] / "tokenizer.json"))
     before = bits_per_byte(model, tokenizer, read_corpus().held_out)
-    distil(model, tinypy, learned, [opt], out, "hybrid", num_tokens, {"before": before})
+    data = partial(batches, read_texts(), num_tokens, HYBRID_PHASES)
+    total = steps_of(HYBRID_PHASES, num_tokens)
+    loss_of = partial(divergence, model, tinypy)
+    seconds = learn(model, [opt], loss_of, data, total, out / "hybrid-state.pt")
+    write_difference(model, tinypy, learned, out, "hybrid", num_tokens, seconds, before=before)
 
 
 def train_states(out: Path, num_tokens: int) -> None:
-    """tinypy with a state in the place of K and V in four of five layers: what is new learns to
-    give tinypy's probabilities. It begins with tinypy's own matrices where these have a part like
-    the new one, and the norms, whose weights are told from 1, are tinypy's less 1."""
-    from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
+    """tinypy with a state in the place of K and V in three of five layers. Each layer learns to
+    answer as tinypy's attention does, to what tinypy's gets; then all learn to give, together,
+    tinypy's probabilities."""
+    from transformers import AutoModelForCausalLM
 
     tinypy = AutoModelForCausalLM.from_pretrained(BUNDLED["tinypy"], dtype=torch.float32)
+    torch.set_flush_denormal(True)  # what is nearly forgotten is slow to multiply with
+    model = states_from(tinypy)
+    kept = ("mlp.", "embed_tokens", "lm_head", "o_proj")
+    learned = [n for n, _ in model.named_parameters() if not any(part in n for part in kept)]
+    model.requires_grad_(False)
+    parameters = [model.get_parameter(name).requires_grad_() for name in learned]
+    asked: dict[int, tuple[dict[str, Any], torch.Tensor]] = {}
+    for i, layer in enumerate(tinypy.model.layers):
+        layer.self_attn.register_forward_hook(
+            lambda _, args, kwargs, answer, i=i: asked.update({i: (kwargs, answer[0])}),
+            with_kwargs=True,
+        )
+
+    def layerwise(batch):
+        with torch.no_grad():
+            tinypy.model(input_ids=batch[:, :-1], use_cache=False)
+        loss = 0.0
+        for i, layer in enumerate(model.model.layers):
+            kwargs, wanted = asked[i]
+            if STATES["layer_types"][i] == FULL:
+                answer = layer.self_attn(**kwargs)[0]
+            else:
+                answer = layer.linear_attn(kwargs["hidden_states"])
+            loss = loss + (answer - wanted).square().sum() / wanted.square().sum()
+        return loss
+
+    texts_ids, seconds = read_texts(), 0.0
+    for name, loss_of, share, lr in (
+        ("layers", layerwise, LAYERWISE, 0.02),
+        ("states", partial(divergence, model, tinypy), 1 - LAYERWISE, 0.01),
+    ):
+        opts = [
+            torch.optim.Muon([p for p in parameters if p.ndim == 2], lr=lr, weight_decay=0.0,
+                             adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW([p for p in parameters if p.ndim != 2], lr=lr / 4,
+                              betas=(0.9, 0.95), weight_decay=0.0),
+        ]  # fmt: skip
+        size, phases = share * num_tokens, STATES_PHASES
+        data = partial(batches, texts_ids, size, phases, batch_tokens=STATES_BATCH)
+        total = steps_of(phases, size, STATES_BATCH)
+        file = out / f"{name}-state.pt"
+        seconds += learn(model, opts, loss_of, data, total, file, warm_up=10)
+    write_difference(model, tinypy, learned, out, "states", num_tokens, seconds)
+
+
+@torch.no_grad()
+def states_from(tinypy):
+    """A Qwen3.5 that begins with tinypy's own matrices where these have a part like the new one."""
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
     torch.manual_seed(SEED)
     model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**STATES))
     old, state = tinypy.state_dict(), model.state_dict()
     for name, weight in old.items():
         if name.endswith("norm.weight"):
-            state[name] = weight - 1
+            state[name] = weight - 1  # these norms multiply by 1 + weight
         elif name in state and state[name].shape == weight.shape:
             state[name] = weight
     heads, size = MODEL["num_attention_heads"], MODEL["head_dim"]
@@ -274,58 +343,53 @@ def train_states(out: Path, num_tokens: int) -> None:
         at = f"model.layers.{i}."
         q, k, v, o = (old[f"{at}self_attn.{name}_proj.weight"] for name in "qkvo")
         by_head = q.view(heads, size, -1)
-        if kind == FULL:  # each head's queries, then its output gate
-            gates = state[f"{at}self_attn.q_proj.weight"].view(heads, 2, size, -1)[:, 1]
-            state[f"{at}self_attn.q_proj.weight"] = torch.cat([by_head, gates], 1).flatten(0, 1)
+        if kind == FULL:  # each head's queries, then its output gate: 0 lets through a half
+            at += "self_attn."
+            gates = torch.zeros_like(by_head)
+            state[at + "q_proj.weight"] = torch.cat([by_head, gates], 1).flatten(0, 1)
+            state[at + "v_proj.weight"] = 2 * v
+            # tinypy has no norms of queries and keys, whose length these shall keep, on average:
+            # a layer's inputs have the length of its norm's weights.
+            inputs = old[f"model.layers.{i}.input_layernorm.weight"]
+            for name, matrix in (("q", q), ("k", k)):
+                length = (matrix * inputs).square().sum(1).mean().sqrt()
+                state[f"{at}{name}_norm.weight"].fill_(length - 1)
         else:  # two heads of queries, and four of values, where tinypy has four and two
+            at += "linear_attn."
             values = v.view(-1, size, v.shape[1]).repeat_interleave(2, 0).flatten(0, 1)
-            qkv = torch.cat([by_head[::2].flatten(0, 1), k, values])
-            state[f"{at}linear_attn.in_proj_qkv.weight"] = qkv
-            state[f"{at}linear_attn.out_proj.weight"] = o
-            state[f"{at}linear_attn.conv1d.weight"][:, 0, -1] = 1.0  # the newest input
+            state[at + "in_proj_qkv.weight"] = torch.cat([by_head[::2].flatten(0, 1), k, values])
+            state[at + "out_proj.weight"] = o
+            state[at + "in_proj_z.weight"].normal_(std=MODEL["hidden_size"] ** -0.5)
+            state[at + "conv1d.weight"].normal_(std=0.05)[:, 0, -1] += 1  # the newest input
+            state[at + "A_log"].zero_()
+            state[at + "dt_bias"] = torch.tensor(TIME_SCALES).reciprocal().expm1().log()
     model.load_state_dict(state)
-    learned = [
-        name for name, _ in model.named_parameters()
-        if "linear_attn" in name or "norm" in name or "q_proj" in name
-    ]  # fmt: skip
-    parameters = [model.get_parameter(name) for name in learned]
-    matrices = [p for p in parameters if p.ndim == 2]
-    opts = [
-        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW([p for p in parameters if p.ndim != 2], lr=5e-3, betas=(0.9, 0.95),
-                          weight_decay=0.0),
-    ]  # fmt: skip
-    distil(model, tinypy, learned, opts, out, "states", num_tokens, {})
+    return model
 
 
-def distil(
-    model, tinypy, learned: list[str], opts: list[torch.optim.Optimizer], out: Path, kind: str,
-    num_tokens: int, bpb: dict[str, float],
+def divergence(model, tinypy, batch) -> torch.Tensor:
+    """Of a model's probabilities from tinypy's, in nats per token. In float32: many CPUs multiply
+    bfloat16 several times more slowly."""
+
+    def log_probs(model):
+        logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+        return logits.flatten(0, 1).log_softmax(-1)
+
+    with torch.no_grad():
+        wanted = log_probs(tinypy)
+    return torch.nn.functional.kl_div(
+        log_probs(model), wanted, log_target=True, reduction="batchmean"
+    )
+
+
+def write_difference(
+    model, tinypy, learned: list[str], out: Path, kind: str, num_tokens: int, seconds: float,
+    **bpb: float,
 ) -> None:  # fmt: skip
-    """Let the `learned` parameters of a model come near tinypy's probabilities. They are written,
-    with an index that takes all else from tinypy's file, to `out` / tinypy-`kind`. `bpb`: what else
-    its card says of bits per byte."""
+    """Write the `learned` parameters of a model, with an index that takes all else from tinypy's
+    file, to `out` / tinypy-`kind`. `bpb`: what else its card says of bits per byte."""
     corpus, folder = read_corpus(), out / f"tinypy-{kind}"
     tokenizer = Tokenizer.from_file(str(BUNDLED["tinypy"] / "tokenizer.json"))
-    texts_ids = [[0, *encoding.ids] for encoding in tokenizer.encode_batch(corpus.train)]
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in learned)
-
-    def log_probs(model, batch):
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = model(input_ids=batch[:, :-1], use_cache=False).logits
-        return logits.flatten(0, 1).float().log_softmax(-1)
-
-    def loss_of(batch):
-        with torch.no_grad():
-            wanted = log_probs(tinypy, batch)
-        return torch.nn.functional.kl_div(
-            log_probs(model, batch), wanted, log_target=True, reduction="batchmean"
-        )
-
-    data = partial(batches, texts_ids, num_tokens, HYBRID_PHASES)
-    total = steps_of(HYBRID_PHASES, num_tokens)
-    seconds = learn(model, opts, loss_of, data, total, out / f"{kind}-state.pt")
     model.half()
     bpb["after"] = bits_per_byte(model.float(), tokenizer, corpus.held_out)
     bpb["tinypy"] = bits_per_byte(tinypy, tokenizer, corpus.held_out)
