@@ -238,7 +238,12 @@ def _(mine, _lm: minikv.LanguageModel) -> str:
     assert isinstance(lm.config, HybridConfig)
     size = lm.config.state_bytes(lm.dtype)
     config = minikv.EngineConfig(
-        24, 4, max_num_seqs=2, max_batch_tokens=12, min_prefix_tokens=0, state_bytes=2 * size,
+        24,
+        4,
+        max_num_seqs=2,
+        max_batch_tokens=12,
+        min_prefix_tokens=0,
+        state_bytes=2 * size,
         attention="torch",
     )
     prompt_ids = lm.encode(PROMPT)
