@@ -71,12 +71,12 @@ def served_alone(
     lm: LanguageModel, pool: Any, texts: Sequence[str]
 ) -> list[tuple[list[int], list[int]]]:
     """Requests one after the other, on an engine whose states are counted by `pool`, a class, with
-    room for two copies: the tokens of each, and those that it has with no engine."""
+    room for 8 blocks and two copies: the tokens of each, and those that it has with no engine."""
     assert isinstance(lm.config, HybridConfig)
     room = 2 * lm.config.state_bytes(lm.dtype)
     with in_place_of("minikv.states.slots:StatePool", pool):
         engine = Engine(
-            lm, EngineConfig(32, 4, max_num_seqs=1, state_bytes=room, attention="torch")
+            lm, EngineConfig(8, 4, max_num_seqs=1, state_bytes=room, attention="torch")
         )
     rule, found = SamplingParams(max_tokens=12, ignore_eos=True), []
     for text in texts:
