@@ -1,5 +1,5 @@
-"""Triton kernels, each the one before plus one idea: from adding two vectors to attention over
-blocks, with grouped heads and split contexts.
+"""Triton kernels, each the one before plus one idea: from adding two vectors to attention
+over blocks, with grouped heads and split contexts.
 
 Below each kernel that you write is the function that Python calls: it allocates the output and
 starts the programs. A check always runs your kernels in Triton's interpreter, on a machine with a

@@ -1,6 +1,6 @@
-"""Kernels for a CPU, compiled by Numba: attention that walks the block table, one query head at a
-time and then a group at a time; what limits attention on this CPU; pieces for threads; a matrix
-product; a decode step as one program; and attention whose bits do not depend on the batch.
+"""Kernels for a CPU, compiled by Numba: attention that walks the block table, one query head
+at a time and then a group at a time; what limits attention on this CPU; pieces for threads; a
+matrix product; a decode step as one program; and attention whose bits do not depend on the batch.
 
 `@compiled` makes a function a kernel: Numba compiles it when it is first called. A check first runs
 your kernels as plain Python, on small arrays, so that a wrong index gives a message and not a

@@ -103,8 +103,7 @@ class TorchAttention(AttentionBackend):
     def _rows_alike(self, batch: Batch) -> list[Rows]:
         """Which sequences to compute together. There is at most as much padding as content:
         decodes are split by powers of two where their contexts differ by more."""
-        num_decodes = batch.num_decodes
-        num_seqs = len(batch.context_lens)
+        num_decodes, num_seqs = batch.num_decodes, len(batch.context_lens)
         chunks: list[Rows] = [slice(row, row + 1) for row in range(num_decodes, num_seqs)]
         if num_decodes == 0:
             return chunks
@@ -119,13 +118,10 @@ class TorchAttention(AttentionBackend):
         first = batch.query_start_host[:-1][rows]
         num_queries = int(batch.query_start_host[1:][rows][0] - first[0])
         num_rows = len(first)
-        which: slice | torch.Tensor
-        tokens: slice | torch.Tensor
+        which = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(device)
+        tokens = which  # of decodes: token i belongs to sequence i
         if isinstance(rows, slice):
-            which = rows
             tokens = slice(int(first[0]), int(first[0]) + num_rows * num_queries)
-        else:  # decodes: token i belongs to sequence i
-            which = tokens = torch.from_numpy(rows).to(device)
         longest = int(batch.context_lens_host[rows].max())
         num_blocks = blocks_for(longest, self.store.block_size)
         block_ids = batch.block_tables[which, :num_blocks].flatten()

@@ -30,6 +30,12 @@ def blame(role: str, call: Callable, *arguments: Any, **named: Any) -> Any:
         raise
 
 
+def require(condition: Any, broken: str) -> None:
+    """Raises AssertionError, saying what is broken, unless the condition holds."""
+    if not condition:
+        raise AssertionError(broken)
+
+
 def require_int(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
     """`value` as an int. Raises ValueError, naming the argument, unless it is an integer from
     `low` to `high`. NumPy's integers are; True and 2.0 are not."""

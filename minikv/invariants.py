@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from minikv.blocks import blocks_for
+from minikv.errors import require
 from minikv.scheduler import Scheduler
 from minikv.sequence import Request
 
@@ -24,15 +25,14 @@ def check(scheduler: Scheduler, requests: Iterable[Request]) -> None:
         if sequence.table is not None:
             holders.update(sequence.table.block_ids)
             room = len(sequence.table.block_ids) * scheduler.config.block_size
-            if room < sequence.num_computed:
-                raise AssertionError(f"request {sequence.order}: computed tokens without a block")
-            known = max(sequence.num_computed, len(sequence.token_ids))
-            if room >= known + scheduler.config.block_size:
-                raise AssertionError(f"request {sequence.order}: a block without a token")
+            at = f"request {sequence.order}"
+            require(room >= sequence.num_computed, f"{at}: computed tokens without a block")
+            unused = room - max(sequence.num_computed, len(sequence.token_ids))
+            require(unused < scheduler.config.block_size, f"{at}: a block without a token")
     for queue in (scheduler.waiting, scheduler.running):
         values = [scheduler.policy(sequence) for sequence in queue]
-        if values != sorted(values):
-            raise AssertionError(f"a value of the policy has changed while it counted: {values}")
+        in_order = values == sorted(values)
+        require(in_order, f"a value of the policy has changed while it counted: {values}")
     if cache is not None:
         cache.check()
         holders.update(cache.block_ids())
@@ -41,16 +41,15 @@ def check(scheduler: Scheduler, requests: Iterable[Request]) -> None:
             continue
         counts = [one.ref_count(block_id) for block_id in range(one.num_blocks)]
         for block_id, count in enumerate(counts):
-            if count != expected[block_id]:
-                raise AssertionError(
-                    f"block {block_id}: reference count {count}, {expected[block_id]} holders"
-                )
+            held = expected[block_id]
+            require(count == held, f"block {block_id}: reference count {count}, {held} holders")
         num_free = getattr(one, "num_unused", one.num_free)  # with groups, fewer can be had
-        if num_free != counts.count(0):
-            raise AssertionError(f"{num_free} free blocks, {counts.count(0)} without a holder")
+        without = counts.count(0)
+        require(num_free == without, f"{num_free} free blocks, {without} without a holder")
     live = {s for request in requests for s in request.sequences if not s.finish_reason}
-    if set(scheduler) != live:
-        raise AssertionError("the scheduler has other sequences than the unfinished requests")
+    require(
+        set(scheduler) == live, "the scheduler has other sequences than the unfinished requests"
+    )
 
 
 def why_stuck(scheduler: Scheduler) -> str:

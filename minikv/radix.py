@@ -22,7 +22,7 @@ from collections.abc import Sequence as Seq
 from typing import Any, NamedTuple
 
 from minikv.blocks import BlockPool
-from minikv.errors import require_int
+from minikv.errors import require, require_int
 
 Key = tuple[int, ...]  # the tokens of one block
 
@@ -189,22 +189,22 @@ class RadixCache:
         nodes = list(self.nodes())
         cached = list(self.block_ids())
         evictable = sum(len(node.block_ids) for node in nodes if node.lock_count == 0)
-        _require(len(set(cached)) == len(cached), "a block is in the tree twice")
-        _require(len(cached) == self.num_cached_blocks, "num_cached_blocks is off")
-        _require(evictable == self.num_evictable_blocks, "num_evictable_blocks is off")
+        require(len(set(cached)) == len(cached), "a block is in the tree twice")
+        require(len(cached) == self.num_cached_blocks, "num_cached_blocks is off")
+        require(evictable == self.num_evictable_blocks, "num_evictable_blocks is off")
         age = {node: i for i, node in enumerate(self.unlocked)}
-        _require(age.keys() == {n for n in nodes if n.lock_count == 0}, "unlocked list is off")
+        require(age.keys() == {n for n in nodes if n.lock_count == 0}, "unlocked list is off")
         for node in nodes:
-            _require(len(node.keys) == len(node.block_ids) > 0, "a node without blocks")
-            _require(all(len(key) == self.block_size for key in node.keys), "a key of another size")
-            _require(node.parent.children.get(node.keys[0]) is node, "a child under a wrong key")
-            _require(all(map(self.pool.ref_count, node.block_ids)), "a cached block is free")
+            require(len(node.keys) == len(node.block_ids) > 0, "a node without blocks")
+            require(all(len(key) == self.block_size for key in node.keys), "a key of another size")
+            require(node.parent.children.get(node.keys[0]) is node, "a child under a wrong key")
+            require(all(map(self.pool.ref_count, node.block_ids)), "a cached block is free")
             for child in node.children.values():
-                _require(child.parent is node, "a child of two nodes")
-                _require(node.lock_count >= child.lock_count, "a lock does not cover an ancestor")
-                _require(node.lock_count or age[child] < age[node], "child younger than its parent")
+                require(child.parent is node, "a child of two nodes")
+                require(node.lock_count >= child.lock_count, "a lock does not cover an ancestor")
+                require(node.lock_count or age[child] < age[node], "child younger than its parent")
         for salt, root in self._roots.items():
-            _require(root.children and root.salt == salt, "an empty or misplaced root")
+            require(root.children and root.salt == salt, "an empty or misplaced root")
 
     def _keys(self, token_ids: Seq[int]) -> list[Key]:
         # An incomplete last block is left out.
@@ -297,8 +297,3 @@ class RadixCache:
             node = stack.pop()
             stack += node.children.values()
             yield node
-
-
-def _require(condition: Any, broken: str) -> None:
-    if not condition:
-        raise AssertionError(f"prefix cache: {broken}")

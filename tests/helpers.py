@@ -50,7 +50,7 @@ HYBRID = {  # layers that keep a state beside those that attend
             "linear_key_head_dim": 16,
             "linear_value_head_dim": 8,
         },
-    ),
+    )
 }
 WINDOW, FULL = "sliding_attention", "full_attention"
 ALTERNATING = {  # layers that see different lengths, in the patterns of models on the hub

@@ -19,15 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import torch
-from helpers import (
-    Clairvoyant,
-    assert_kv,
-    cached_prefixes,
-    fearless,
-    naive_kv,
-    run_ahead,
-    small,
-)
+from helpers import Clairvoyant, assert_kv, cached_prefixes, fearless, naive_kv, run_ahead, small
 from quant_case import check_open
 from safetensors.torch import save_file
 

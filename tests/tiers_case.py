@@ -9,6 +9,7 @@ from waiting import PATIENCE
 
 from minikv import SamplingParams
 from minikv.tiers.costs import Link, Prefill
+from minikv.tiers.shared import Shared
 from minikv.tiers.store import Background
 
 TINY = dict(num_blocks=12, max_num_seqs=3, max_batch_tokens=32)  # blocks of 4 tokens
@@ -40,11 +41,15 @@ PROMPT = list(range(1, 34))  # 8 blocks and one token
 
 
 class SlowTier:
-    """A lower tier in a dictionary, which answers only when `go` is set."""
+    """A lower tier in a dictionary: a disk, or a store that engines share. It answers only when it
+    may: `go` for entries, `tell` for a store's questions."""
+
+    timeout = PATIENCE
 
     def __init__(self):
-        self.entries, self.go = {}, threading.Event()
+        self.entries, self.go, self.tell = {}, threading.Event(), threading.Event()
         self.go.set()
+        self.tell.set()
         self.awaited = set()  # events that it has waited for
         self.hours, self.has_given_up = itertools.count(1), False
 
@@ -54,13 +59,20 @@ class SlowTier:
         return lambda: 3600.0 * next(self.hours) if event in self.awaited else 0.0
 
     def names(self):
-        return []
+        return list(self.entries)
+
+    def contains(self, names):
+        self.await_(self.tell)
+        return [name in self.entries for name in names]
 
     def get_many(self, names):
-        self.awaited.add(self.go)
-        self.has_given_up |= not self.go.wait(PATIENCE)
-        assert not self.has_given_up
+        self.await_(self.go)
         return [self.entries.get(name) for name in names]
+
+    def await_(self, event):
+        self.awaited.add(event)
+        self.has_given_up |= not event.wait(PATIENCE)
+        assert not self.has_given_up
 
     def put_many(self, entries):
         self.entries |= entries
@@ -73,9 +85,13 @@ class SlowTier:
         pass
 
 
-def engine_over(engine_of, tier, tmp_path, **config):
-    """An engine whose disk is `tier`."""
-    engine = engine_of(**{**TINY, **config}, disk_path=tmp_path)
+def engine_over(engine_of, tier, tmp_path, below="disk", **config):
+    """An engine whose disk, or store, is `tier`."""
+    if below == "store":
+        engine = engine_of(host_blocks=4, **config)
+        engine.tiers.shared = Shared(tier)
+        return engine
+    engine = engine_of(**config, disk_path=tmp_path)
     engine.tiers.disk.close()
     engine.tiers.disk = Background(tier)
     return engine
@@ -98,11 +114,11 @@ def damaged(rng: random.Random, data: bytes) -> bytes:
     return bytes(bad)
 
 
-def fetch_everything(engine, tokens_per_second=1e-3):
+def fetch_everything(engine):
     """To fetch is quicker than to compute, whatever this machine is doing; and nothing is late,
     because the clock stands still."""
     fast = dict.fromkeys(("host", "disk", "store"), Link(0, 1e9))
-    engine.tiers.rates = lambda: (fast, Prefill(0, tokens_per_second))
+    engine.tiers.rates = lambda: (fast, Prefill(0, 1e-3))
     engine.tiers.clock = lambda: 0.0
     if engine.tiers.shared is not None:
         engine.tiers.shared.tier.timeout = PATIENCE

@@ -55,9 +55,7 @@ html_theme_options = {
     "footer_content_items": ["copyright.html"],
     "extra_footer": "",
 }
-html_sidebars = {
-    "**": ["navbar-logo.html", "search-button-field.html", "sbt-sidebar-nav.html"],
-}
+html_sidebars = {"**": ["navbar-logo.html", "search-button-field.html", "sbt-sidebar-nav.html"]}
 # A prompt is not copied.
 copybutton_prompt_text = "$ "
 copybutton_exclude = ".linenos, .gp, .go"

@@ -35,11 +35,10 @@ from minikv.serving import Asked, RequestFailed, Scored, Scoring, Steps
 from minikv.tiers import (
     Name,
     Tiers,
-    block_name,
     blocks_of_prefix,
     model_fingerprint,
+    name_new,
     put_prefix,
-    root_name,
     tiers_of,
 )
 
@@ -290,17 +289,10 @@ class HeldNames(Listener):
 
     def stored(self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable) -> None:
         """Name those of the tree's blocks of a prefix that have no name yet."""
-        size, first = self.block_size, len(block_ids)
-        while first > 0 and block_ids[first - 1] not in self.names:
-            first -= 1
-        name = root_name(self.identity, salt) if first == 0 else self.names[block_ids[first - 1]]
-        if name is None:
-            return
-        for index in range(first, len(block_ids)):
-            name = block_name(name, token_ids[index * size : (index + 1) * size])
-            self.names[block_ids[index]] = name
-            self.new[name] = None
-            self.below.pop(name, None)
+        size = self.block_size
+        for block_id in name_new(self.names, self.identity, salt, token_ids, block_ids, size):
+            self.new[self.names[block_id]] = None
+            self.below.pop(self.names[block_id], None)
 
     def freeing(self, block_id: int) -> None:
         name = self.names.pop(block_id, None)

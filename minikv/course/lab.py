@@ -16,7 +16,6 @@ from minikv.course.exercise_data import reader_files
 from minikv.course.exercise_data.manifest import Exercise, ReaderError, chapter_of, find
 from minikv.course.exercise_data.skeletons import (
     body_of,
-    definitions,
     fill,
     indented,
     is_unwritten,
@@ -163,8 +162,7 @@ def diff(exercise_id: str) -> SideBySide | Page:
     exercise = find(exercise_id)
     if not _may_see(exercise):
         return Refusal(f'`diff` opens once check("{exercise.id}") passes.')
-    text = reader_files.read(exercise.chapter)
-    if not reader_files.progress_of(exercise, text).started:
+    if not reader_files.read(exercise.chapter).progress_of(exercise).started:
         return Refusal(
             "There is nothing of yours to compare. "
             f'solution("{exercise.id}") shows the reference alone.'
@@ -234,19 +232,18 @@ def reset(exercise_id: str) -> Page:
     text = skeleton(chapter)
     if not whole and file.exists():
         mine = reader_files.read(chapter)
-        found = definitions(reader_files.parse(chapter, mine))
         fresh = {
             path: target.skeleton
             for path, target in targets(chapter).items()
             if target.exercise == exercises[0].id
         }
-        gone = [path for path in fresh if path not in found]
+        gone = [path for path in fresh if path not in mine.definitions]
         if gone:
             raise reader_files.WorkbookError(
                 f"{reader_files.display_name(chapter)} has no {', '.join(gone)} to put back; "
                 f'reset("{chapter.number}") makes the whole file again, and keeps a copy'
             )
-        text = fill(mine, fresh)
+        text = fill(mine.text, fresh)
     write_whole(file, text)
     for exercise in exercises:
         entry = progress_file.entry(exercise.id)
@@ -265,8 +262,8 @@ def begin(exercise_id: str) -> Page:
         raise ReaderError(f"{exercise.id} does not start from an earlier function")
     new, earlier = exercise.begins
     chapter = exercise.chapter
-    file, text = reader_files.path_of(chapter), reader_files.read(chapter)
-    found = definitions(reader_files.parse(chapter, text))
+    file, mine = reader_files.path_of(chapter), reader_files.read(chapter)
+    found = mine.definitions
     gone = [path for path in exercise.begins if path not in found]
     if gone:
         raise reader_files.WorkbookError(
@@ -279,8 +276,8 @@ def begin(exercise_id: str) -> Page:
             f'{new} has a body already. reset("{exercise.id}") empties it, and keeps a copy.'
         )
     [stub] = found[new].body[-1:]
-    lines = lines_of(text)
-    body = indented(lines_of(body_of(text, found[earlier])), lines, stub)
+    lines = lines_of(mine.text)
+    body = indented(lines_of(body_of(mine.text, found[earlier])), lines, stub)
     lines[stub.lineno - 1 : stub.end_lineno] = body
     write_whole(file, "\n".join(lines) + "\n")
     said = (

@@ -22,7 +22,7 @@ import numpy as np
 
 from minikv.blocks import BlockPool, BlockTable
 from minikv.engine import Classes
-from minikv.errors import OutOfBlocks
+from minikv.errors import OutOfBlocks, require
 from minikv.groups.layout import GroupedStore
 from minikv.paged import KVStore
 from minikv.radix import MatchResult, RadixCache
@@ -185,19 +185,19 @@ class GroupPool(BlockPool):
         """Raise AssertionError, naming what is broken, unless every invariant holds."""
         held = self.part_of[self.part_of >= 0].tolist()
         all_parts = sorted([*held, *self._free_parts])
-        _require(all_parts == list(range(self.store.num_parts)), "a part is lost or held twice")
+        require(all_parts == list(range(self.store.num_parts)), "a part is lost or held twice")
         for block_id, count in enumerate(self._ref_counts):
             full, windowed = np.split(self.part_of[:, block_id] >= 0, [self.layout.num_full])
-            _require(bool((full == (count > 0)).all()), f"parts of block {block_id}")
-            _require(len(set(windowed.tolist())) <= 1, f"window parts of block {block_id}")
+            require(bool((full == (count > 0)).all()), f"parts of block {block_id}")
+            require(len(set(windowed.tolist())) <= 1, f"window parts of block {block_id}")
             needed, has_windows = self._needed[block_id], bool(windowed.all())
-            _require(0 <= needed <= count, f"block {block_id}: {needed} tables of {count} holders")
-            _require(not needed or has_windows, f"block {block_id} lacks its window")
+            require(0 <= needed <= count, f"block {block_id}: {needed} tables of {count} holders")
+            require(not needed or has_windows, f"block {block_id} lacks its window")
             is_spare = block_id in self._spare
-            _require(not is_spare or has_windows, f"block {block_id} has no spare")
-            _require(not (is_spare and needed), f"block {block_id} is spare, and needed")
+            require(not is_spare or has_windows, f"block {block_id} has no spare")
+            require(not (is_spare and needed), f"block {block_id} is spare, and needed")
             is_promised = block_id in self.promised
-            _require(not is_promised or needed == 1, f"block {block_id}: promised, and {needed}")
+            require(not is_promised or needed == 1, f"block {block_id}: promised, and {needed}")
 
 
 class GroupTable(BlockTable):
@@ -313,8 +313,3 @@ def classes_over(store: KVStore, ahead: int, chunk: int) -> Classes:
     `GroupPool`."""
     assert isinstance(store, GroupedStore)
     return lambda num_blocks: GroupPool(store, ahead, chunk), GroupTable, GroupCache
-
-
-def _require(condition: bool, broken: str) -> None:
-    if not condition:
-        raise AssertionError(f"groups: {broken}")

@@ -22,12 +22,7 @@ import torch
 
 from minikv.config import ModelConfig
 from minikv.language_model import LanguageModel
-from minikv.quant.formats import (
-    Int4,
-    dequantise_int4,
-    format_of,
-    quantise_int4,
-)
+from minikv.quant.formats import Int4, dequantise_int4, format_of, quantise_int4
 from minikv.quant.oracle import attend_mixed, read_back
 from minikv.quant.store import block_bytes
 

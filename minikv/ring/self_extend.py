@@ -82,11 +82,8 @@ class SelfExtendCache(RollingCache):
         group: int,
         neighbours: int,
         border: str = "rolling",
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
     ):
-        super().__init__(config, None, capacity, dtype=dtype, device=device)
+        super().__init__(config, None, capacity)
         self.group = require_int("group", group, 1)
         self.neighbours = require_multiple("neighbours", neighbours, group)
         self.border = require_one_of("border", border, ("rolling", "steps"))

@@ -22,21 +22,13 @@ class SinkCache(RollingCache):
     discards 1 at a time computes the same, but turns all keys for each token.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        num_sinks: int,
-        window: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ):
-        super().__init__(config, window, dtype=dtype, device=device)
+    def __init__(self, config: ModelConfig, num_sinks: int, window: int):
+        super().__init__(config, window)
         self.num_sinks = require_int("num_sinks", num_sinks, 1)
         self.window = window
         self.frequencies = config.inverse_frequencies()
         shape = (config.num_layers, 2, num_sinks, config.num_kv_heads, config.head_dim)
-        self.sinks = torch.zeros(shape, dtype=dtype, device=device)
+        self.sinks = torch.zeros(shape)
 
     @property
     def num_bytes(self) -> int:

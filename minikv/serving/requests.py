@@ -18,14 +18,7 @@ at the first thing that is wrong.
 from collections.abc import Sequence as Seq
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from minikv.sampling import SamplingParams
 from minikv.serving.scores import Asked, Token

@@ -8,12 +8,12 @@ shared, tiers, folder, session. `minikv.assembly` imports them for an engine wit
 from minikv.tiers.blocks import drop_open, parts_of
 from minikv.tiers.entry import MAGIC
 from minikv.tiers.identity import bytes_of, model_fingerprint
-from minikv.tiers.names import Name, block_name, block_names, identity_of, root_name
+from minikv.tiers.names import Name, block_names, identity_of, name_new, root_name
 from minikv.tiers.session import blocks_of_prefix, load_session, put_prefix, save_session
 from minikv.tiers.tiers import Tiers, tiers_of
 
 __all__ = [
-    "MAGIC", "Name", "Tiers", "block_name", "block_names", "blocks_of_prefix", "bytes_of",
-    "drop_open", "identity_of", "load_session", "model_fingerprint", "parts_of", "put_prefix",
+    "MAGIC", "Name", "Tiers", "block_names", "blocks_of_prefix", "bytes_of", "drop_open",
+    "identity_of", "load_session", "model_fingerprint", "name_new", "parts_of", "put_prefix",
     "root_name", "save_session", "tiers_of",
 ]  # fmt: skip

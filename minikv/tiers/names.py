@@ -69,3 +69,21 @@ def block_names(root: bytes, token_ids: Seq[int], block_size: int) -> list[bytes
         name = block_name(name, token_ids[start : start + block_size])
         names.append(name)
     return names
+
+
+def name_new(
+    names: dict[int, Name], identity: bytes, salt: Hashable, token_ids: Seq[int],
+    block_ids: Seq[int], block_size: int,
+) -> Seq[int]:  # fmt: skip
+    """Add to `names` those of a prefix's blocks that have none yet; returns these blocks. They are
+    the last ones: a block is named after the one before it."""
+    first = len(block_ids)
+    while first > 0 and block_ids[first - 1] not in names:
+        first -= 1
+    name = root_name(identity, salt) if first == 0 else names[block_ids[first - 1]]
+    if name is None:
+        return ()
+    for index in range(first, len(block_ids)):
+        name = block_name(name, token_ids[index * block_size : (index + 1) * block_size])
+        names[block_ids[index]] = name
+    return block_ids[first:]

@@ -298,10 +298,7 @@ def _read(engine: Engine, block_ids: Seq[int]) -> dict[str, torch.Tensor]:
 
 
 def _insert(
-    engine: Engine,
-    token_ids: list[int],
-    parts: dict[str, torch.Tensor],
-    salt: Hashable,
+    engine: Engine, token_ids: list[int], parts: dict[str, torch.Tensor], salt: Hashable
 ) -> OutOfBlocks | None:
     """Write blocks to the device and give them to the prefix cache. Returns the error if there is
     no room; raised in here, it would make the engine begin anew, as after any failure."""

@@ -49,7 +49,7 @@ from minikv.tiers.disk import DiskTier
 from minikv.tiers.host import HostPool
 from minikv.tiers.identity import model_fingerprint
 from minikv.tiers.moves import Place, demote, promote
-from minikv.tiers.names import Name, block_name, block_names, identity_of, root_name
+from minikv.tiers.names import Name, block_names, identity_of, name_new, root_name
 from minikv.tiers.shared import Shared
 from minikv.tiers.store import FORGET_AFTER, Background, Fetch, Question, SharedTier, Unpack, log
 from minikv.version import __version__
@@ -220,19 +220,12 @@ class Tiers(LowerTiers):
 
     def stored(self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable) -> None:
         """Name those of the tree's blocks of a prefix that have no name yet."""
-        size, first = self.config.block_size, len(block_ids)
-        while first > 0 and block_ids[first - 1] not in self.names:
-            first -= 1
-        name = root_name(self.identity, salt) if first == 0 else self.names[block_ids[first - 1]]
-        if name is None:
-            return
-        for index in range(first, len(block_ids)):
-            name = block_name(name, token_ids[index * size : (index + 1) * size])
-            self.names[block_ids[index]] = name
+        size = self.config.block_size
+        new = name_new(self.names, self.identity, salt, token_ids, block_ids, size)
         if self.config.write_through:
-            self._write_through(block_ids[first:])
+            self._write_through(new)
         if self.shared is not None:
-            self._share(self.shared, block_ids[first:])
+            self._share(self.shared, new)
 
     def freeing(self, block_id: int) -> None:
         """If the block has a name, let the host keep its content."""

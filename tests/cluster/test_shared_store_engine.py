@@ -5,40 +5,19 @@ import gc
 import os
 import random
 import signal
-import threading
 from contextlib import ExitStack
 
 import pytest
-from helpers import (
-    assert_empty,
-    assert_kv,
-    drain,
-    generate,
-    greedy_tokens,
-    naive_kv,
-    small,
-    step,
-)
+from helpers import assert_empty, assert_kv, drain, generate, greedy_tokens, naive_kv, small, step
 from store_case import line_to, needs_a_store
 from thorough import thorough_after
-from tiers_case import (
-    PROMPT,
-    TINY,
-    SlowTier,
-    damaged,
-    documents_of,
-    ends,
-    fill,
-    params,
-    prompts_of,
-)
+from tiers_case import PROMPT, TINY, damaged, documents_of, ends, fill, params, prompts_of
 from waiting import PATIENCE, until
 
 from minikv import Engine, EngineConfig
 from minikv.cluster.breaker import Breaker
 from minikv.cluster.local_server import local_server
 from minikv.tiers.costs import Link, Prefill
-from minikv.tiers.shared import Shared
 
 pytestmark = needs_a_store
 FAST, SLOW = Link(0, 1e9), Link(0, 1.0)
@@ -236,91 +215,6 @@ def test_a_fetch_that_was_slow_once_is_tried_again(engine_of, server):
     assert engine.tiers.rates()[0]["store"].seconds(1000) < 1
 
 
-class SlowStore(SlowTier):
-    """A store in a dictionary that answers only when it may: `go` for entries, `tell` for
-    questions."""
-
-    timeout = 0.3
-
-    def __init__(self):
-        super().__init__()
-        self.tell = threading.Event()
-        self.tell.set()
-
-    def contains(self, names):
-        self.awaited.add(self.tell)
-        self.has_given_up |= not self.tell.wait(PATIENCE)
-        return [name in self.entries for name in names]
-
-
-def over(engine_of, server, tier, **config):
-    engine = engine_of(store=server.url, **config)
-    engine.tiers.shared.close()
-    engine.tiers.shared = Shared(tier)
-    return engine
-
-
-def test_others_run_while_a_prefix_is_fetched(engine_of, server):
-    tier = SlowStore()
-    first, engine = written(over(engine_of, server, tier)), over(engine_of, server, tier)
-    for event in (tier.tell, tier.go):  # the question is slow, then the fetch is
-        event.clear()
-        returning = engine.add_request(PROMPT, params())
-        other = engine.add_request([7, 8, 9], params(6))
-        outputs = {}
-        for _ in range(6):
-            step(engine, outputs)
-        assert outputs[other].finish_reason == "length" and returning not in outputs
-        event.set()
-        assert drain(engine, outputs)[returning].token_ids == first.token_ids
-        engine.cache.clear()
-    assert store_of(engine).hits == 16
-
-
-def test_a_sequence_whose_seat_is_taken_keeps_what_came(engine_of, server):
-    tier = SlowStore()
-    written(over(engine_of, server, tier))
-    engine = over(engine_of, server, tier, max_num_seqs=1)
-    tier.go.clear()
-    outputs = {}
-    returning = engine.add_request(PROMPT, params())
-    engine.add_request([7, 8, 9], params(6))
-    for _ in range(3):  # the second request runs in the only seat
-        step(engine, outputs)
-    tier.go.set()
-    drain(engine, outputs)
-    assert outputs[returning].finish_reason == "length"
-    assert store_of(engine).hits == 8
-    assert store_of(engine).bytes_out < 9 * (engine.tiers.block_bytes + 200), "fetched once"
-
-
-@pytest.mark.parametrize("late", ["tell", "go"])
-def test_an_answer_that_is_late_is_not_waited_for(engine_of, server, late):
-    """Nor are the entries: the clock goes on as soon as they are asked for."""
-    tier = SlowStore()
-    first, engine = written(over(engine_of, server, tier)), over(engine_of, server, tier)
-    event = getattr(tier, late)
-    event.clear()
-    engine.tiers.clock = tier.late(event)
-    assert generate(engine, [PROMPT], params())[0].token_ids == first.token_ids
-    assert store_of(engine).hits == 0 and event in tier.awaited and not tier.has_given_up
-    event.set()
-
-
-def test_a_request_that_is_aborted_leaves_its_question_behind(engine_of, server):
-    tier = SlowStore()
-    engine = over(engine_of, server, tier)
-    for event in (tier.tell, tier.go):
-        event.clear()
-        engine.add_request([5, 6], params(9))
-        returning = engine.add_request(PROMPT, params())
-        step(engine)
-        engine.abort(returning)
-        event.set()
-        drain(engine)
-    assert_empty(engine)
-
-
 # ── The store fails ───────────────────────────────────────────────────────────
 
 
@@ -452,12 +346,7 @@ def test_a_bad_day(engine_of, server):
     with line_to(server) as line:
         line.seconds = 0.02
         engines = [
-            engine_of(
-                **TINY,
-                store=line.url(server),
-                host_blocks=blocks,
-                preemption=preemption,
-            )
+            engine_of(**TINY, store=line.url(server), host_blocks=blocks, preemption=preemption)
             for blocks, preemption in ((4, "recompute"), (12, "swap"))
         ]
         for engine in engines:

@@ -91,5 +91,5 @@ for chapter in WHOLE:
         CHECKS[exercise.id] = [one for one in CHECKS[exercise.id] if one.name != COMPILES]
         check(exercise, "later", WHOLE[chapter], {one.id for one in chapter.exercises})
     if ids := {one.id for one in chapter.exercises if one in TEXTS}:
-        module = reader_files.load(chapter, WHOLE[chapter], ids)
+        module = reader_files.parsed(chapter, WHOLE[chapter]).load(ids)
         reader_files.borrow(chapter, module, ids)

@@ -62,7 +62,7 @@ def test_a_mistyped_command_names_the_nearest(capsys):
     "arguments",
     [
         "", "--help", "foo", "check 99", "check 04.2", "hint 10.6", "why 04.2", "progress", "parts",
-        "diff 05.1", "generate x --top-p 7", "update --from /no/such/folder",
+        "diff 05.1", "generate x --top-p 7",
         *(f"{name} --help" for name in COMMANDS),
     ],
 )  # fmt: skip

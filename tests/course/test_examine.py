@@ -216,7 +216,7 @@ def test_reset_keeps_a_copy_and_the_other_exercises(exercises):
     assert now == skeleton(chapter_of("04")) + "\n\ndef helper():\n    return 1\n"
     [copy] = (exercises / ".progress" / "backups").iterdir()
     assert copy.name in said and copy.read_text().startswith(text)
-    assert reader_files.progress_of(other, now).unwritten
+    assert reader_files.parsed(other.chapter, now).progress_of(other).unwritten
     lab.reset("04")
     assert (exercises / FILE).read_text() == skeleton(chapter_of("04"))
     assert len(list((exercises / ".progress" / "backups").iterdir())) == 2
@@ -233,7 +233,7 @@ def test_an_exercise_begins_with_the_function_that_it_starts_from(exercises):
     found = definitions(ast.parse(now))
     assert body_of(now, found["decode_kernel"]) == body_of(now, found["attend_kernel"])
     assert ast.get_docstring(found["decode_kernel"]).startswith("Program (s, h)")
-    assert reader_files.progress_of(find("08.3"), now).started
+    assert reader_files.parsed(chapter, now).progress_of(find("08.3")).started
     assert "has a body already" in lab.begin("08.3").text
     assert "has a copy" in lab.begin("08.4").text  # which starts from it in turn
     lab.reset("08.3")

@@ -70,6 +70,20 @@ def test_the_data_of_the_course_stays_small():
     )
 
 
+MOST_OF_THE_PYTHON = 99_900  # lines, all of them
+
+
+def test_the_python_of_the_repository_stays_what_one_person_can_know():
+    """Without the exercises, which are made from the rest."""
+    files = [file for top in ("minikv", "kernels", "tests", "docs")
+             for file in (ROOT / top).rglob("*.py")]  # fmt: skip
+    found = sum(file.read_bytes().count(b"\n") for file in [ROOT / "setup.py", *files])
+    assert 50_000 < found <= MOST_OF_THE_PYTHON, (
+        f"{found} lines of Python, and {MOST_OF_THE_PYTHON} are the most: what does the new say "
+        "that is said already, and which of it does nobody need?"
+    )
+
+
 def test_the_bundled_model_is_at_most_eight_megabytes():
     files = list((ROOT / "minikv" / "models" / "tinypy").iterdir())
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= {

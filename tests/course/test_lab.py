@@ -725,8 +725,7 @@ def test_a_prediction_that_no_cell_measures_is_told(fresh, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("number", "package", "solved"),
     thorough_after(
-        0,
-        [("08", "Triton", "tl.program_id(0) * TILE"), ("09", "Numba", "max(new_top, scores[t])")],
+        0, [("08", "Triton", "tl.program_id(0) * TILE"), ("09", "Numba", "max(new_top, scores[t])")]
     ),
 )
 def test_a_machine_without_a_package_is_told_so(exercises, number, package, solved):

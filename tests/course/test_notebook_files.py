@@ -30,7 +30,6 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS, EXERCISES = sorted((ROOT / "notebooks").glob("*.ipynb")), ROOT / "exercises"
 OPENING = ("You will be able to", "You need", "Minutes:", "Where this rung stands")
 CLOSING = ["Summary", "Three open questions", "What to read next", "Your parts in the engine"]
-EARLIER_CLOSING = ["Summary", "The running table", "Three open questions", "What to read next"]
 LONGEST_CELL = 25  # lines
 ABSOLUTE_PATH = re.compile(
     r"(?<![\w./:-])/(?:home|Users|root|work|tmp|opt|usr|var|mnt|srv|private|content)/"
@@ -103,9 +102,6 @@ def test_opens_as_every_notebook_does(path, notebook):
 def test_closes_as_every_notebook_does(path, notebook):
     *_, last = code_cells(notebook)
     number = int(path.stem[:2])
-    if last.source == f"navigation(here={number})":  # a chapter that is still to be shortened
-        assert list(headings(notebook))[-len(CLOSING) :] == EARLIER_CLOSING
-        return
     assert list(headings(notebook))[-len(CLOSING) :] == CLOSING
     assert re.search(rf"^closing\({number}[,)]", last.source, re.M) and notebook.cells[-1] is last
 
@@ -270,7 +266,7 @@ def test_numbers_in_prose_stand_in_the_notebook(path, notebook):
 WORDS = {
     "00": 1700, "01": 2600, "02": 2400, "03": 2300, "04": 3200, "05": 2300, "06": 3400, "07": 3600,
     "08": 3500, "09": 3700, "10": 3200, "11": 3400, "12": 3100, "13": 3200, "14": 2700, "15": 3300,
-    "16": 2900,
+    "16": 2500, "17": 4000,
 }  # fmt: skip
 CELL_WORDS, ALL_WORDS, ALL_EXERCISES = 250, 51_000, 92
 

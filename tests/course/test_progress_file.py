@@ -22,7 +22,9 @@ def tried(file, text, status, monkeypatch, at, alone=True):
     """The report of a try with this text, `at` minutes after the first."""
     file.write_text(text)
     monkeypatch.setattr(progress_file.time, "time", lambda: 1000.0 + 60 * at)
-    report = Report(ONE.id, status, 1, fingerprint=reader_files.fingerprint(ONE, text))
+    report = Report(
+        ONE.id, status, 1, fingerprint=reader_files.parsed(CHAPTER, text).fingerprint(ONE)
+    )
     progress_file.note(report, alone)
     return report
 

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from minikv.course.exercise_data.skeletons import (
     targets,
     text_of,
 )
-from minikv.course.reader import progress_file, unpacked, update
+from minikv.course.reader import unpacked, update
 from minikv.course.reader.update import UpdateError, merge
 
 ROOT = Path(__file__).parents[2]
@@ -269,33 +268,13 @@ def test_an_update_that_cannot_be_made_changes_nothing(course, pool_solved, monk
     assert (file.read_text(), git(clone, "rev-parse", "HEAD")) == before
 
 
-@pytest.mark.thorough
-def test_updating_from_an_older_copy(tmp_path, pool_solved, monkeypatch):
-    old = tmp_path / "old"
-    shutil.copytree(ROOT / "minikv", old / "minikv", ignore=shutil.ignore_patterns("__pycache__"))
-    blocks = old / "minikv" / "blocks.py"
-    blocks.write_text(blocks.read_text().replace(OLD_DOC, NEW_DOC))  # what the old one said
-    (old / "exercises" / ".progress").mkdir(parents=True)
-    (old / "exercises" / ".progress" / "progress.json").write_text('{"04.1": {"passed": 1.0}}')
-    (old / "exercises" / POOL).write_text(pool_solved.replace(OLD_DOC, NEW_DOC))
-    here = tmp_path / "new" / "exercises"
-    here.mkdir(parents=True)
-    monkeypatch.setenv("MINIKV_EXERCISES", str(here))
-    for chapter in chapters().values():
-        (here / chapter.file_name).write_text(skeleton(chapter))
-    said = update.update_from(old)
-    assert (here / POOL).read_text() == pool_solved
-    assert "BlockPool.allocate" in said[0] and progress_file.passed() == {"04.1"}
-    with pytest.raises(UpdateError, match="has been changed"):
-        update.update_from(old)
-    with pytest.raises(UpdateError, match="is not a copy of the course"):
-        update.update_from(tmp_path)
-
-
-def test_the_command_says_what_is_wrong(tmp_path, capsys):
-    assert main(["update", "--from", str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert "is not a copy of the course" in " ".join(said.split())  # lines are as wide as they are
+def test_the_command_says_what_is_wrong(course, monkeypatch, capsys):
+    _, clone = course
+    monkeypatch.setattr(reader_files, "course_folder", lambda: clone)
+    monkeypatch.setenv("MINIKV_EXERCISES", str(clone / "exercises"))
+    git(clone, "branch", "--unset-upstream")
+    assert main(["update"]) == 1
+    assert "follows no branch" in " ".join(capsys.readouterr().err.split())  # of any width
 
 
 # ── A folder of `minikv start` ────────────────────────────────────────────────
@@ -352,9 +331,9 @@ def test_lines_are_those_of_python(odd):
     """A bug is found as it was, an exercise is put back, and an update keeps what is there."""
     exercise = next(one for one in EXERCISES if one.kind == "debug")
     text = fill(skeleton(exercise.chapter), {"": ODD[odd]})
-    assert not reader_files.progress_of(exercise, text).started
+    assert not reader_files.parsed(exercise.chapter, text).progress_of(exercise).started
     mine = fill(text, reference_sources(exercise))
-    assert reader_files.progress_of(exercise, mine).started
+    assert reader_files.parsed(exercise.chapter, mine).progress_of(exercise).started
     asked = {p: t.skeleton for p, t in targets(exercise.chapter).items()}
     back = fill(mine, {p: asked[p] for p in reference_sources(exercise)})
     assert ast.dump(ast.parse(back)) == ast.dump(ast.parse(text))

@@ -10,15 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import (
-    assert_empty,
-    careful_engine,
-    drain,
-    generate,
-    greedy_tokens,
-    small,
-    step,
-)
+from helpers import assert_empty, careful_engine, drain, generate, greedy_tokens, small, step
 
 import minikv
 from minikv import (

@@ -12,10 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minikv import Engine, SamplingParams, TorchAttention, naive_attention
-from minikv.course.chapters.ch04_paged_blocks.answers import (
-    batched_attention,
-    slot_mapping,
-)
+from minikv.course.chapters.ch04_paged_blocks.answers import batched_attention, slot_mapping
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import BlockByBlock, DecodesTogether
 
 BACKENDS = [BlockByBlock, DecodesTogether]

@@ -15,13 +15,7 @@ from helpers import (
     step,
 )
 
-from minikv import (
-    Engine,
-    OutOfBlocks,
-    RadixCache,
-    SamplingParams,
-    Scheduler,
-)
+from minikv import Engine, OutOfBlocks, RadixCache, SamplingParams, Scheduler
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import BlockByBlock
 from minikv.course.chapters.ch07_radix_prefix_cache.answers import ChainedCache
 from minikv.events import Listener

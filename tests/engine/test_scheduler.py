@@ -4,16 +4,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from helpers import (
-    assert_empty,
-    careful_engine,
-    drain,
-    generate,
-    greedy_tokens,
-    meets,
-    small,
-    step,
-)
+from helpers import assert_empty, careful_engine, drain, generate, greedy_tokens, meets, small, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -48,8 +48,7 @@ def assert_written(k, v, kv, slots):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize(
-    ("num_kv_heads", "head_dim", "block_size"),
-    [(2, 64, 16), (1, 1, 1), (3, 20, 5), (8, 128, 4)],
+    ("num_kv_heads", "head_dim", "block_size"), [(2, 64, 16), (1, 1, 1), (3, 20, 5), (8, 128, 4)]
 )
 def test_writes_its_slots_and_no_others(num_kv_heads, head_dim, block_size, slot_dtype, dtype):
     k, v, kv = make_batch(5, num_kv_heads, head_dim, 8, block_size, dtype)

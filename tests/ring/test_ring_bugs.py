@@ -7,12 +7,7 @@ test_ring_properties.py.
 import pytest
 import torch
 
-from minikv.ring import (
-    RingCache,
-    context_shift,
-    generate_with_ring,
-    with_config,
-)
+from minikv.ring import RingCache, context_shift, generate_with_ring, with_config
 
 
 @pytest.fixture

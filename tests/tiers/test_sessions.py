@@ -14,13 +14,7 @@ from tiers_case import damaged, ends
 
 from minikv import Engine, EngineConfig, OutOfBlocks, SamplingParams
 from minikv.tiers import session
-from minikv.tiers.identity import (
-    SessionError,
-    check_session,
-    checksum_of,
-    fingerprint,
-    shapes_of,
-)
+from minikv.tiers.identity import SessionError, check_session, checksum_of, fingerprint, shapes_of
 
 PROMPT = list(range(1, 31))
 NAN, INF = float("nan"), float("inf")

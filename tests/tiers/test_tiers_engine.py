@@ -4,25 +4,8 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
-from helpers import (
-    assert_empty,
-    assert_kv,
-    drain,
-    generate,
-    greedy_tokens,
-    naive_kv,
-    small,
-    step,
-)
-from tiers_case import (
-    PROMPT,
-    TINY,
-    SlowTier,
-    engine_over,
-    fetch_everything,
-    fill,
-    params,
-)
+from helpers import assert_empty, assert_kv, drain, generate, greedy_tokens, naive_kv, small, step
+from tiers_case import PROMPT, TINY, SlowTier, engine_over, fetch_everything, fill, params
 
 from minikv import BlockPool, Engine, RadixCache, Scheduler
 from minikv.tiers.costs import Link, Prefill
@@ -155,39 +138,80 @@ def test_write_through_has_everything_below_at_once(engine_of, tmp_path):
 # ── While it comes back ───────────────────────────────────────────────────────
 
 
-def test_others_run_while_a_prefix_is_fetched(engine_of, tmp_path):
-    tier = SlowTier()
-    engine = engine_over(engine_of, tier, tmp_path, host_blocks=4, num_blocks=24)
-    [first] = generate(engine, [PROMPT], params())
-    fill(engine, 8)
-    assert engine.tiers.where(PROMPT)[:6] == ["disk"] * 6
-    tier.go.clear()
-    fetch_everything(engine)
+@pytest.fixture(params=[("disk", "go"), ("store", "go"), ("store", "tell")], ids="-".join)
+def late(request, engine_of, tmp_path):
+    """Engines over one tier that has `PROMPT`'s blocks and is late: with these, or with its answer
+    whether it has them. Gives what makes an engine, the tier, the event that it waits for, and what
+    another engine has written."""
+    (below, event), tier = request.param, SlowTier()
+    make = partial(engine_over, engine_of, tier, tmp_path, below)
+    writer = make(**({} if below == "store" else dict(host_blocks=4, write_through=True)))
+    [first] = generate(writer, [PROMPT], params())
+    writer.tiers.flush()
+    assert len(tier.entries) == 9
+
+    def reader(**config):
+        engine = make(**({} if below == "store" else dict(host_blocks=16)), **config)
+        fetch_everything(engine)
+        return engine
+
+    getattr(tier, event).clear()
+    yield reader, tier, getattr(tier, event), first
+    getattr(tier, event).set()
+
+
+def fetched(engine):
+    return sum(tier.hits for name, tier in engine.stats().tiers.items() if name != "host")
+
+
+def test_others_run_while_a_prefix_is_fetched(late):
+    make, _, event, first = late
+    engine, outputs = make(), {}
     returning = engine.add_request(PROMPT, params())
     other = engine.add_request([7, 8, 9], params(6))
-    outputs = {}
     for _ in range(6):
         step(engine, outputs)
     assert outputs[other].finish_reason == "length" and returning not in outputs
     assert [s.request.request_id for s in engine.scheduler.waiting] == [returning]
-    tier.go.set()
+    event.set()
     assert drain(engine, outputs)[returning].token_ids == first.token_ids
-    assert engine.stats().tiers["disk"].hits > 0
+    assert fetched(engine) == 8
 
 
-def test_a_fetch_that_takes_longer_than_computing_is_left(engine_of, tmp_path):
-    tier = SlowTier()
-    engine = engine_over(engine_of, tier, tmp_path, host_blocks=4)
-    [first] = generate(engine, [PROMPT], params())
-    fill(engine)
-    engine.tiers.flush()  # a block that waits to be written is read at once
-    tier.go.clear()
-    fetch_everything(engine, tokens_per_second=1e4)
-    engine.tiers.clock = tier.late(tier.go)
-    [out] = generate(engine, [PROMPT], params())
-    assert not tier.has_given_up, "it was waited for"
-    assert out.token_ids == first.token_ids and engine.stats().tiers["disk"].hits == 0
-    tier.go.set()
+def test_a_sequence_whose_seat_is_taken_keeps_what_came(late):
+    make, _, event, _ = late
+    engine, outputs = make(max_num_seqs=1), {}
+    returning = engine.add_request(PROMPT, params())
+    engine.add_request([7, 8, 9], params(6))
+    for _ in range(3):  # the second request runs in the only seat
+        step(engine, outputs)
+    event.set()
+    drain(engine, outputs)
+    assert outputs[returning].finish_reason == "length"
+    assert fetched(engine) == 8
+    for name, tier in engine.stats().tiers.items():
+        assert name == "host" or tier.bytes_out < 9 * (engine.tiers.block_bytes + 200), "once"
+
+
+def test_what_is_late_is_not_waited_for(late):
+    """The clock goes on as soon as it is asked for."""
+    make, tier, event, first = late
+    engine = make()
+    engine.tiers.clock = tier.late(event)
+    assert generate(engine, [PROMPT], params())[0].token_ids == first.token_ids
+    assert fetched(engine) == 0 and event in tier.awaited and not tier.has_given_up
+
+
+def test_an_aborted_request_leaves_its_fetch_behind(late):
+    make, _, event, _ = late
+    engine = make()
+    engine.add_request([5, 6], params(9))
+    returning = engine.add_request(PROMPT, params())
+    step(engine)
+    engine.abort(returning)
+    event.set()
+    drain(engine)
+    assert_empty(engine)
 
 
 def test_what_is_slower_to_fetch_is_computed(engine_of):
@@ -201,21 +225,6 @@ def test_what_is_slower_to_fetch_is_computed(engine_of):
     fill(engine)
     generate(engine, [PROMPT], params())
     assert engine.stats().tiers["host"].hits > 0
-
-
-def test_an_aborted_request_leaves_its_fetch_behind(engine_of, tmp_path):
-    tier = SlowTier()
-    engine = engine_over(engine_of, tier, tmp_path, host_blocks=4)
-    generate(engine, [PROMPT], params())
-    fill(engine)
-    tier.go.clear()
-    engine.add_request([5, 6], params(9))
-    returning = engine.add_request(PROMPT, params())
-    step(engine)
-    engine.abort(returning)
-    tier.go.set()
-    drain(engine)
-    assert_empty(engine)
 
 
 def test_a_step_copies_no_more_than_it_may_compute(engine_of, monkeypatch):

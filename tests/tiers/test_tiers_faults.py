@@ -126,7 +126,7 @@ class Failing:
 
 
 def test_a_tier_that_always_fails(engine_of, tmp_path, caplog):
-    engine = engine_over(engine_of, Failing(), tmp_path, host_blocks=4)
+    engine = engine_over(engine_of, Failing(), tmp_path, **TINY, host_blocks=4)
     assert serve(engine) == serve(engine_of(num_blocks=400))
     until(engine.tiers.disk.wait)  # it is False as often as a write fails
     assert {r.levelno for r in caplog.records} == {logging.WARNING}

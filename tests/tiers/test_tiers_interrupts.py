@@ -14,11 +14,6 @@ from minikv.tiers.store import Background
 NAMES = [bytes([i]) * 32 for i in range(4)]
 
 
-class Dictionary(SlowTier):
-    def contains(self, names):
-        return [name in self.entries for name in names]
-
-
 def use(background):
     """Every call that an engine makes."""
     for name in NAMES[:3]:
@@ -70,12 +65,12 @@ def interrupt_at(number, action):
 
 
 def test_an_interrupt_at_any_instruction_leaves_a_tier_usable():
-    background = Background(Dictionary())
+    background = Background(SlowTier())
     length = interrupt_at(-1, lambda: use(background))
     background.close()
     assert length > 300
     for number in range(1, length, 4):
-        background = Background(Dictionary())
+        background = Background(SlowTier())
         assert interrupt_at(number, lambda: use(background)) <= number  # noqa: B023
         assert_usable(background)
 
@@ -94,7 +89,7 @@ def test_an_interrupt_at_any_moment_leaves_a_tier_usable():
     before = signal.signal(signal.SIGALRM, stop)
     try:
         for _ in range(150):
-            background = Background(Dictionary())
+            background = Background(SlowTier())
             with pytest.raises(KeyboardInterrupt):
                 signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 3e-3))
                 until_interrupted(background)

@@ -12,9 +12,7 @@ suppress_warnings = ["myst.header"]
 revealjs_static_path = ["_static"]
 revealjs_css_files = ["slides.css"]
 revealjs_style_theme = "white"
-revealjs_script_plugins = [
-    {"name": "RevealNotes", "src": "revealjs/plugin/notes/notes.js"},
-]
+revealjs_script_plugins = [{"name": "RevealNotes", "src": "revealjs/plugin/notes/notes.js"}]
 revealjs_script_conf = {
     "width": 1280,
     "height": 720,

@@ -35,13 +35,7 @@ from minikv.course.bench.llama_cpp import Server, write_gguf
 from minikv.course.workloads.corpus import read_corpus
 from minikv.course.workloads.timing import no_gc
 from minikv.sequence import Sequence as Running
-from minikv.speculative import (
-    DRAFT_MODELS,
-    Proposal,
-    Speculation,
-    SuffixDrafter,
-    keep_equal,
-)
+from minikv.speculative import DRAFT_MODELS, Proposal, Speculation, SuffixDrafter, keep_equal
 
 CONTROL = "off again"  # over itself: what a difference must exceed to mean anything
 DRAFTERS = ("ngram", "suffix", "head", "model")

@@ -32,15 +32,7 @@ import torch
 import minikv
 from minikv.cluster.simulate import percentile
 from minikv.course.arguments import positive
-from minikv.course.bench.harness import (
-    Aim,
-    BenchTable,
-    Spread,
-    bar,
-    in_turns,
-    over,
-    random_ids,
-)
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, in_turns, over, random_ids
 from minikv.course.bench.random_model import random_model
 from minikv.course.workloads.timing import no_gc, timed
 from minikv.course.workloads.workload import chat_like, write_code

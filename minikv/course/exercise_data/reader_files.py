@@ -1,6 +1,7 @@
 """A reader's exercise files: where they are, which parts are written, and what they do when run."""
 
 import ast
+import copy
 import hashlib
 import linecache
 import os
@@ -17,6 +18,7 @@ import minikv
 from minikv.course.exercise_data.manifest import Chapter, Exercise, ReaderError
 from minikv.course.exercise_data.skeletons import (
     AnyFunction,
+    Target,
     definitions,
     docstring_of,
     is_unwritten,
@@ -99,18 +101,18 @@ def saved_at(chapter: Chapter) -> float | None:
         return None
 
 
-def read(chapter: Chapter) -> str:
-    """The reader's text. Raises WorkbookError if there is none."""
+def read(chapter: Chapter) -> "ReaderFile":
+    """The reader's file. Raises WorkbookError if there is none, or Python cannot read it."""
     try:
         text = text_in(path_of(chapter))
-        if not text.strip():
-            again = f'reset("{chapter.number}") makes it again'
-            raise WorkbookError(f"{display_name(chapter)} is empty; {again}")
-        return text
     except FileNotFoundError:
         raise WorkbookError(
             f'{display_name(chapter)} is missing; reset("{chapter.number}") makes it again'
         ) from None
+    if not text.strip():
+        again = f'reset("{chapter.number}") makes it again'
+        raise WorkbookError(f"{display_name(chapter)} is empty; {again}")
+    return parsed(chapter, text)
 
 
 def text_in(file: Path) -> str:
@@ -132,12 +134,6 @@ def text_in(file: Path) -> str:
         raise
     except OSError as error:
         raise WorkbookError(f"{name}: {error.strerror}") from None
-
-
-def parse(chapter: Chapter, text: str) -> ast.Module:
-    """Its syntax tree. Raises WorkbookError, with the line that Python cannot read."""
-    with _understood(chapter):
-        return ast.parse(text)
 
 
 @contextmanager
@@ -171,108 +167,121 @@ class Progress:
         return bool(self.written or self.missing)
 
 
-def progress_of(exercise: Exercise, text: str) -> Progress:
-    """Which parts of an exercise `text` has. Raises WorkbookError if Python cannot read it."""
-    chapter = exercise.chapter
-    found = definitions(parse(chapter, text))
-    written, unwritten, missing = [], {}, []
-    for path, target in targets(chapter).items():
-        if target.exercise != exercise.id:
-            continue
-        node = found.get(path)
+class ReaderFile:
+    """The text of a reader's file, parsed once. Raises WorkbookError, with the line that Python
+    cannot read."""
+
+    def __init__(self, chapter: Chapter, text: str):
+        self.chapter, self.text = chapter, text
         with _understood(chapter):
-            if node is None:
-                missing.append(path)
-            elif target.is_bug and same_code(text_of(text, node), target.skeleton):
-                unwritten[path] = node.lineno
-            elif isinstance(node, AnyFunction) and is_unwritten(node):
-                unwritten[path] = node.body[-1].lineno
-            else:
-                written.append(path)
-    return Progress(written, unwritten, missing)
+            self.tree = ast.parse(text)
+        self.definitions = definitions(self.tree)
+        self._fingerprints: dict[str, str] = {}  # by exercise
 
+    def progress_of(self, exercise: Exercise) -> Progress:
+        """Which parts of an exercise it has."""
+        written, unwritten, missing = [], {}, []
+        for path, target in self._asked(exercise).items():
+            node = self.definitions.get(path)
+            with _understood(self.chapter):
+                if node is None:
+                    missing.append(path)
+                elif target.is_bug and same_code(text_of(self.text, node), target.skeleton):
+                    unwritten[path] = node.lineno
+                elif isinstance(node, AnyFunction) and is_unwritten(node):
+                    unwritten[path] = node.body[-1].lineno
+                else:
+                    written.append(path)
+        return Progress(written, unwritten, missing)
 
-@lru_cache(maxsize=256)
-def fingerprint(exercise: Exercise, text: str) -> str:
-    """Names the code of one exercise in `text`, whatever its layout, comments and docstrings:
-    the functions that it asks for, and what the reader has added for them to use.
+    def _asked(self, exercise: Exercise) -> dict[str, Target]:
+        return {p: t for p, t in targets(self.chapter).items() if t.exercise == exercise.id}
 
-    Raises WorkbookError if Python cannot read it.
-    """
-    chapter = exercise.chapter
-    found, asked = _code(chapter, text), chapter.places
-    others = {*asked, *(path.partition(".")[0] for path in asked)}  # not looked into from outside
-    todo = [path for path, id_ in asked.items() if id_ == exercise.id]
-    seen: dict[str, str] = {}
-    while todo:
-        path = todo.pop()
-        if path in seen or path not in found:
-            continue
-        with _understood(chapter):
-            seen[path] = ast.unparse(found[path])
-        owner = path.rpartition(".")[0]
-        for inner in ast.walk(found[path]):
-            if isinstance(inner, ast.Name) and inner.id not in others:
-                todo.append(inner.id)
-            if owner and isinstance(inner, ast.Attribute):
-                method = f"{owner}.{inner.attr}"
-                todo += [method] if method not in others else []
-    code = "\n".join(f"{path}: {seen[path]}" for path in sorted(seen))
-    return hashlib.sha256(code.encode()).hexdigest()[:16]
+    def fingerprint(self, exercise: Exercise) -> str:
+        """Names the code of one exercise, whatever its layout, comments and docstrings: the
+        functions that it asks for, and what the reader has added for them to use."""
+        if exercise.id not in self._fingerprints:
+            with _understood(self.chapter):
+                self._fingerprints[exercise.id] = self._digest(exercise.id)
+        return self._fingerprints[exercise.id]
+
+    def _digest(self, exercise: str) -> str:
+        found: dict[str, ast.stmt] = dict(self.definitions)
+        for statement in self.tree.body:
+            if isinstance(statement, ast.Assign):
+                found |= {to.id: statement for to in statement.targets if isinstance(to, ast.Name)}
+        asked = self.chapter.places
+        others = {*asked, *(path.partition(".")[0] for path in asked)}  # seen from outside alone
+        todo = [path for path, id_ in asked.items() if id_ == exercise]
+        seen: dict[str, str] = {}
+        while todo:
+            path = todo.pop()
+            if path in seen or path not in found:
+                continue
+            node = without_docstrings(found[path])
+            seen[path] = ast.unparse(node)
+            owner = path.rpartition(".")[0]
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Name) and inner.id not in others:
+                    todo.append(inner.id)
+                if owner and isinstance(inner, ast.Attribute):
+                    method = f"{owner}.{inner.attr}"
+                    todo += [method] if method not in others else []
+        code = "\n".join(f"{path}: {seen[path]}" for path in sorted(seen))
+        return hashlib.sha256(code.encode()).hexdigest()[:16]
+
+    def line_of(self, exercise: Exercise, at: int | None = None) -> int:
+        """Where the exercise's function that holds line `at` begins, else its first function; 1
+        where there is none."""
+        asked = self._asked(exercise)
+        nodes = [node for path, node in self.definitions.items() if path in asked]
+        holding = [n for n in nodes if at is not None and n.lineno <= at <= (n.end_lineno or 0)]
+        return min((node.lineno for node in holding or nodes), default=1)
+
+    def load(self, keep: set[str]) -> ModuleType:
+        """Run it as a complete module: what belongs to no exercise in `keep` is the reference's,
+        in a class that several exercises share, too: a mistake fails its own alone."""
+        name, file = f"exercises.{Path(self.chapter.file_name).stem}", str(path_of(self.chapter))
+        module = ModuleType(name)
+        module.__file__ = file
+        sys.modules[name] = module  # dataclasses look their module up there
+        lines = [f"{line}\n" for line in lines_of(self.text)]  # for the lines that an error names
+        linecache.cache[file] = (len(self.text), None, lines, file)
+        exec(compile(self.tree, file, "exec"), module.__dict__)
+        for path, id_ in self.chapter.places.items():
+            owner, _, method = path.rpartition(".")
+            holder = getattr(module, owner, None) if owner else module
+            if id_ not in keep and holder is not None:
+                setattr(holder, method, reference_part(self.chapter, path))
+        return module
 
 
 @lru_cache(maxsize=32)
-def _code(chapter: Chapter, text: str) -> dict[str, ast.stmt]:
-    """What `text` defines, by path, without docstrings: another release may word them otherwise."""
-    tree = parse(chapter, text)
-    for node in ast.walk(tree):
-        if isinstance(node, AnyFunction) and docstring_of(node):
-            node.body = node.body[1:] or [ast.Pass()]
-    found: dict[str, ast.stmt] = dict(definitions(tree))
-    for statement in tree.body:
-        if isinstance(statement, ast.Assign):
-            found |= {to.id: statement for to in statement.targets if isinstance(to, ast.Name)}
-    return found
+def parsed(chapter: Chapter, text: str) -> ReaderFile:
+    """A file of exercises with this text."""
+    return ReaderFile(chapter, text)
+
+
+def without_docstrings(node: ast.stmt) -> ast.stmt:
+    """A copy without them: another release may word them otherwise."""
+    node = copy.deepcopy(node)
+    for inner in ast.walk(node):
+        if isinstance(inner, AnyFunction) and docstring_of(inner):
+            inner.body = inner.body[1:] or [ast.Pass()]
+    return node
 
 
 def line_of(exercise: Exercise, at: int | None = None) -> int:
-    """Where the exercise's function that holds line `at` of the reader's file begins, else its
-    first function. Of a file that Python cannot read, line `at` itself; 1 where there is none."""
-    chapter = exercise.chapter
+    """`ReaderFile.line_of` of the file as it is now; of one that Python cannot read, line `at`."""
     try:
-        found = definitions(parse(chapter, read(chapter)))
+        return read(exercise.chapter).line_of(exercise, at)
     except WorkbookError:
         return at or 1
-    own = [path for path, target in targets(chapter).items() if target.exercise == exercise.id]
-    nodes = [found[path] for path in own if path in found]
-    holding = [n for n in nodes if at is not None and n.lineno <= at <= (n.end_lineno or 0)]
-    return min((node.lineno for node in holding or nodes), default=1)
 
 
 def same_code(one: str, other: str) -> bool:
     """Whether two definitions differ in comments and layout at most."""
     return ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
-
-
-def load(chapter: Chapter, text: str, keep: set[str]) -> ModuleType:
-    """Run the reader's text as a complete module: what belongs to no exercise in `keep` is the
-    reference's, in a class that several exercises share, too: a mistake fails its own alone."""
-    name = f"exercises.{Path(chapter.file_name).stem}"
-    module = ModuleType(name)
-    module.__file__ = str(path_of(chapter))
-    tree = parse(chapter, text)
-    sys.modules[name] = module  # dataclasses look their module up there
-    lines = [f"{line}\n" for line in lines_of(text)]  # for the lines that an error names
-    linecache.cache[module.__file__] = (len(text), None, lines, module.__file__)
-    exec(compile(tree, module.__file__, "exec"), module.__dict__)
-    for path, id_ in chapter.places.items():
-        owner, _, method = path.rpartition(".")
-        if id_ in keep:
-            continue
-        holder = getattr(module, owner, None) if owner else module
-        if holder is not None:
-            setattr(holder, method, reference_part(chapter, path))
-    return module
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def beyond(text: str, chapter: Chapter) -> tuple[str, ...]:
 @cache
 def _beyond(text: str, chapter: Chapter) -> tuple[str, ...]:
     try:
-        reader = _Reader(reader_files.parse(chapter, text), chapter)
+        reader = _Reader(reader_files.parsed(chapter, text).tree, chapter)
     except reader_files.WorkbookError:
         return ()  # its report says so
     lines = lines_of(text)

@@ -9,7 +9,7 @@ from types import ModuleType
 from minikv.course.chapters import each
 from minikv.course.exercise_data import reader_files
 from minikv.course.exercise_data.manifest import Chapter, Exercise, chapter_of, chapters
-from minikv.course.exercise_data.skeletons import definitions, targets
+from minikv.course.exercise_data.skeletons import Def, targets
 from minikv.course.judge.checking import CHECKS, MODEL_RUNS, Check, tinypy
 from minikv.course.judge.observing import MODEL_RUN, CodeRunner, Here, disagreement, handed_over
 from minikv.course.judge.raised import Failure, Raised
@@ -37,19 +37,18 @@ def examine(
     run beside the same code.
     `tell` hears of each check as it begins and ends.
     """
-    chapter = exercise.chapter
     own = set(own)
     import_checks(exercise.id, own)
     player = player or Here(exercise, own)
     checks = CHECKS[exercise.id]
-    done = reader_files.progress_of(exercise, text)
+    file = reader_files.parsed(exercise.chapter, text)
+    done = file.progress_of(exercise)
     tell({"total": len(checks)})
-    report = Result(exercise.id, "failed", len(checks))
-    report.place = place_of(exercise, done)
+    report = Result(exercise.id, "failed", len(checks), place=place_of(exercise, done))
     report.place_line = next(iter(done.unwritten.values()), None)
-    report.fingerprint = reader_files.fingerprint(exercise, text)
+    report.fingerprint = file.fingerprint(exercise)
     if own:
-        _borrow(own, set(), chapter.number)
+        _borrow(own, set(), exercise.chapter.number)
     started = perf_counter()
     try:
         player.load(text)
@@ -60,37 +59,63 @@ def examine(
     played: list[tuple[Line, Outcome]] = []
     for check in checks:
         tell({"start": check.name})
-        failure: Raised | None = None
         assert isinstance(check, Played | Check)
-        try:
-            if isinstance(check, Played):
-                outcome = check.run(player)
-                line, failure = _line_of(outcome)
-                played.append((line, outcome))
-            elif check.waits and not all(line.ok for line in report.lines):
-                line = Line(check.name, False, check.waits, None, "the first line that fails")
-            else:
-                line = Line(check.name, True)
-                handed = player.by_hand(check)
-                differs = None if own else disagreement(exercise, check, handed)
-                if not handed:
-                    report.on_its_word.append(check.name)
-                if differs is not None:
-                    line = Line(check.name, False, differs, check.cause, check.look or NO_PASS)
-        except Failure as error:
-            if isinstance(check, Check) and not own:
-                handed_over(exercise, check)  # raises if the check is what is wrong
-            failure = error.raised
-            line = failure.line(check.name, check.cause, check.look)
-        if failure is not None:
-            report.trace = report.trace or failure.ask().trace
+        line, outcome = _play(exercise, check, player, bool(own), report)
+        played += [(line, outcome)] if outcome is not None else []
         report.lines.append(line)
         tell({"line": vars(line)})
-    if not all(line.ok for line in report.lines):
+    all_pass = all(line.ok for line in report.lines)
+    if not all_pass:
         player.end()  # what follows is no longer its time
-    # A broken variant as it was found is told its symptom alone: nobody need look for the cause.
-    causes = diagnose(outcome for _, outcome in played) if done.started else {}
-    found = definitions(reader_files.parse(chapter, text))
+    if done.started:
+        _name_causes(played, file.definitions)
+    else:  # a broken variant as it was found is told its symptom alone: nobody need look for more
+        report.status = "not started"
+        for line in report.lines:
+            line.cause = line.look = line.shipped = line.at = None
+    if done.started and all_pass and not done.unwritten:
+        report.status = "passed"
+        if exercise.id in MODEL_RUNS:
+            tell({"start": MODEL_RUN})
+            _run_model(exercise, player, bool(own), report)
+    player.end()
+    report.seconds = perf_counter() - started
+    return report
+
+
+def _play(
+    exercise: Exercise, check: Check | Played, player: CodeRunner, own: bool, report: Result
+) -> tuple[Line, Outcome | None]:
+    """A check's line, and what its programs have shown if it is a scenario's."""
+    outcome: Outcome | None = None
+    failure: Raised | None = None
+    try:
+        if isinstance(check, Played):
+            outcome = check.run(player)
+            line, failure = _line_of(outcome)
+        elif check.waits and not all(line.ok for line in report.lines):
+            line = Line(check.name, False, check.waits, None, "the first line that fails")
+        else:
+            line = Line(check.name, True)
+            handed = player.by_hand(check)
+            differs = None if own else disagreement(exercise, check, handed)
+            if not handed:
+                report.on_its_word.append(check.name)
+            if differs is not None:
+                line = Line(check.name, False, differs, check.cause, check.look or NO_PASS)
+    except Failure as error:
+        if isinstance(check, Check) and not own:
+            handed_over(exercise, check)  # raises if the check is what is wrong
+        failure = error.raised
+        line = failure.line(check.name, check.cause, check.look)
+    if failure is not None:
+        report.trace = report.trace or failure.ask().trace
+    return line, outcome
+
+
+def _name_causes(played: list[tuple[Line, Outcome]], found: dict[str, Def]) -> None:
+    """Tell each line that failed the mistake that is most like it, and where that would be."""
+    causes = diagnose(outcome for _, outcome in played)
     for line, outcome in played:
         if outcome in causes:
             mistake = causes[outcome]
@@ -98,32 +123,25 @@ def examine(
             line.look = mistake.look or line.look
             wrong = [path for path in mistake.sources if path in found]
             line.at = found[wrong[0]].lineno if wrong else line.at
-    if not done.started:
-        report.status = "not started"
-        for line in report.lines:
-            line.cause = line.look = line.shipped = line.at = None
-    elif all(line.ok for line in report.lines) and not done.unwritten:
-        report.status = "passed"
-        if exercise.id in MODEL_RUNS:
-            tell({"start": MODEL_RUN})
-            name, differs = "tinypy runs on it, with the oracle's tokens", None
-            try:
-                report.model, handed = player.on_model()
-                differs = None if own else disagreement(exercise, None, handed)
-                line = Line(name, False, differs, None, NO_PASS)
-            except Failure as error:
-                if not own:
-                    handed_over(exercise, None)
-                line = error.raised.line(name, None, None)
-                report.trace = error.raised.ask().trace
-                differs = line.what
-            if differs is not None:
-                report.status, report.model = "failed", None
-                report.lines.append(line)
-                report.total += 1
-    player.end()
-    report.seconds = perf_counter() - started
-    return report
+
+
+def _run_model(exercise: Exercise, player: CodeRunner, own: bool, report: Result) -> None:
+    """Have tinypy run on the reader's part. If it does not, a line more says so."""
+    name, differs = "tinypy runs on it, with the oracle's tokens", None
+    try:
+        report.model, handed = player.on_model()
+        differs = None if own else disagreement(exercise, None, handed)
+        line = Line(name, False, differs, None, NO_PASS)
+    except Failure as error:
+        if not own:
+            handed_over(exercise, None)
+        line = error.raised.line(name, None, None)
+        report.trace = error.raised.ask().trace
+        differs = line.what
+    if differs is not None:
+        report.status, report.model = "failed", None
+        report.lines.append(line)
+        report.total += 1
 
 
 def run_parts(passed: set[str], tell: Callable[[dict], None]) -> None:
@@ -152,7 +170,7 @@ def run_parts(passed: set[str], tell: Callable[[dict], None]) -> None:
             failed(which, error)
 
     def run_alone(run: Callable[..., str], chapter: Chapter, ids: set[str]) -> str:
-        module = reader_files.load(chapter, reader_files.read(chapter), keep=ids)
+        module = reader_files.read(chapter).load(keep=ids)
         _note_calls(chapter, module, ids, called)
         return run(module, tinypy())
 
@@ -233,8 +251,7 @@ def _borrow(own: set[str], called: set[str], before: str = "99") -> None:
     for number, chapter in chapters().items():
         kept = {id_ for id_ in own if id_.startswith(f"{number}.")}
         if number < before and kept:
-            text = reader_files.read(chapter)
-            module = reader_files.load(chapter, text, keep=kept)
+            module = reader_files.read(chapter).load(keep=kept)
             _note_calls(chapter, module, kept, called)
             reader_files.borrow(chapter, module, kept)
 

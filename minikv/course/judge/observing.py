@@ -64,7 +64,7 @@ class Here:
     def load(self, text: str) -> None:
         with self._failing():
             keep = {self.exercise.id, *self.own}
-            self.mine = reader_files.load(self.exercise.chapter, text, keep)
+            self.mine = reader_files.parsed(self.exercise.chapter, text).load(keep)
 
     def events(self, played: Played, place: int, case: int) -> list[Event]:
         with self._failing():

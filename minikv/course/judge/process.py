@@ -90,9 +90,8 @@ def run(exercise: Exercise, own: Iterable[str] = (), far: float | None = None) -
     chapter = exercise.chapter
     report = Result(exercise.id, "failed", 0)
     try:
-        text = reader_files.read(chapter)
-        done = reader_files.progress_of(exercise, text)
-        report.fingerprint = reader_files.fingerprint(exercise, text)
+        file = reader_files.read(chapter)
+        done, report.fingerprint = file.progress_of(exercise), file.fingerprint(exercise)
     except reader_files.WorkbookError as error:
         report.place, report.place_line = str(error), error.line
         return report
@@ -454,7 +453,7 @@ def _judge(job: dict, control: socket.socket, answer: Callable[[dict], None]) ->
             exercise = find(job["what"])
             import_checks(exercise.id)
             mistakes.of_chapter(exercise.chapter)
-            text = reader_files.read(exercise.chapter)
+            text = reader_files.read(exercise.chapter).text
             player = There(exercise, ours, control)
             report = examine(exercise, text, tell=tell, player=player)
             tell({"report": asdict(report)})
@@ -590,7 +589,7 @@ def _do_all(job: dict, tell: Callable[[dict], None]) -> None:
             run_parts(own, tell)
         else:
             exercise = find(job["what"])
-            text = reader_files.read(exercise.chapter)
+            text = reader_files.read(exercise.chapter).text
             report = examine(exercise, text, own, tell_and_begin)
             tell({"report": asdict(report)})
         tell({"end": True})

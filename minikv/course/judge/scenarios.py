@@ -346,14 +346,15 @@ def reference_module(exercise: str) -> ModuleType:
 @cache
 def _reference_of(chapter: Chapter) -> ModuleType:
     with reader_files.aside(chapter):
-        return reader_files.load(chapter, skeleton(chapter), keep=set())
+        return reader_files.parsed(chapter, skeleton(chapter)).load(keep=set())
 
 
 @cache
 def _module_with(exercise: str, mistake: Mistake) -> ModuleType:
     chapter = chapter_of(exercise)
     with reader_files.aside(chapter):
-        return reader_files.load(chapter, text_of_mistake(find(exercise), mistake), keep={exercise})
+        text = text_of_mistake(find(exercise), mistake)
+        return reader_files.parsed(chapter, text).load(keep={exercise})
 
 
 class _TooLong(BaseException):

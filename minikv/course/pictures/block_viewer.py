@@ -85,11 +85,7 @@ class History(Recording):
             {name: _copy_table(name, table, texts.get(name, ())) for name, table in tables.items()},
             frozenset(cached),
         )
-        self.steps.append(step)
-        return step
-
-    def describe(self, i: int, before: int | None) -> str:
-        return self.steps[i].describe()
+        return self.keep(step)
 
     def counted(self, i: int) -> dict[str, int]:
         step = self.steps[i]

@@ -3,12 +3,15 @@
 import re
 from collections.abc import Sequence
 from html import escape
+from typing import TypeVar
 
 from matplotlib.figure import Figure
 
 from minikv.course.pictures import style
 from minikv.course.pictures.player import Player
 from minikv.course.pictures.scene import Scene
+
+Taken = TypeVar("Taken")
 
 
 def check_letter(what: str, name: object) -> None:
@@ -37,9 +40,14 @@ class Recording:
     def __init__(self) -> None:
         self.steps: list = []
 
+    def keep(self, step: Taken) -> Taken:
+        """One step more. Returns it."""
+        self.steps.append(step)
+        return step
+
     def describe(self, i: int, before: int | None) -> str:
-        """Step `i` in words, and what has changed since step `before`."""
-        raise NotImplementedError
+        """Step `i` in words, and what has changed since step `before`: here, nothing of that."""
+        return self.steps[i].describe()
 
     def scene(self, chosen: Sequence[int], alone: bool) -> Scene:
         """What is drawn of these steps: for a film, or for frames that are shown one by one."""

@@ -246,8 +246,7 @@ class TreeHistory(TreeRecording):
             words, self.cache.block_size, pool.num_blocks, as_int(pool.num_free),
             tuple(nodes), counts, held, tuple(warnings),
         )  # fmt: skip
-        self.steps.append(step)
-        return step
+        return self.keep(step)
 
     def _nodes(self, texts: Callable[[list[int]], str]) -> tuple[list[SeenNode], list[str]]:
         """The nodes, each after its parent and beside its siblings, and what is wrong with them."""

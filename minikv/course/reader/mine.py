@@ -150,11 +150,10 @@ class PassedParts:
             return
         kept = ids - self.changed
         try:
-            text = reader_files.read(chapter)
-            reader_files.parse(chapter, text)
+            file = reader_files.read(chapter)
             if not kept:
                 return
-            module = reader_files.load(chapter, text, keep=kept)
+            module = file.load(keep=kept)
             for part in list(vars(module).values()):
                 # A kernel, which Triton's interpreter reads when it first runs: by then the file
                 # may be another.

@@ -9,14 +9,7 @@ from minikv.course.exercise_data.manifest import Chapter, Exercise, chapters
 from minikv.course.exercise_data.plan import TermPlan
 from minikv.course.exercise_data.whole_files import write_whole
 from minikv.course.reader import progress_file, routes
-from minikv.course.reports.markup import (
-    GREEN,
-    badge,
-    folded,
-    hours,
-    terminal_width,
-    wrapped,
-)
+from minikv.course.reports.markup import GREEN, badge, folded, hours, terminal_width, wrapped
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">

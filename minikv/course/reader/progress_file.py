@@ -76,7 +76,7 @@ def failing(some: set[str]) -> set[str]:
 def _code_of(id_: str) -> str | None:
     """The fingerprint of an exercise's code; None if it cannot be read."""
     try:
-        return reader_files.fingerprint(find(id_), reader_files.read(chapter_of(id_)))
+        return reader_files.read(chapter_of(id_)).fingerprint(find(id_))
     except reader_files.WorkbookError:
         return None
 

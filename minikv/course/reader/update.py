@@ -2,7 +2,6 @@
 
     python -m minikv update                # in a git checkout: fetch, fast-forward, carry over
     minikv update                          # after `pip install -U minikv`, in your course's folder
-    python -m minikv update --from ../old  # from an older copy of the course into this one
 
 Each definition is merged by itself from three texts: the skeleton that the reader began
 with, the reader's file, and the new skeleton. Where both have changed a definition, the
@@ -13,8 +12,6 @@ file holds all of it.
 
 import argparse
 import ast
-import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -23,7 +20,7 @@ from pathlib import Path
 
 import minikv
 from minikv.course.exercise_data import reader_files
-from minikv.course.exercise_data.manifest import ReaderError, chapters
+from minikv.course.exercise_data.manifest import ReaderError
 from minikv.course.exercise_data.skeletons import (
     AnyFunction,
     Def,
@@ -35,7 +32,6 @@ from minikv.course.exercise_data.skeletons import (
     indented,
     last_line,
     lines_of,
-    skeleton,
     text_of,
 )
 from minikv.course.exercise_data.whole_files import write_whole
@@ -230,21 +226,16 @@ def read_folder(folder: Path) -> dict[str, str]:
     return {file.name: reader_files.text_in(file) for file in files}
 
 
-# ── The three ways ────────────────────────────────────────────────────────────
+# ── The two ways ────────────────────────────────────────────────────────────
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--from", dest="old", type=Path, metavar="FOLDER",
-        help="an older copy of the course, with your exercises in it",
-    )  # fmt: skip
+    """None: the folder says which of the two ways it is."""
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        if args.old:
-            lines = update_from(args.old)
-        elif unpacked.version_of(reader_files.course_folder()) is None:
+        if unpacked.version_of(reader_files.course_folder()) is None:
             lines = update_checkout()
         else:
             lines = update_unpacked(reader_files.course_folder())
@@ -274,51 +265,6 @@ def update_unpacked(folder: Path) -> list[str]:
     return lines
 
 
-def update_from(old: Path) -> list[str]:
-    """Carry over the exercises of an older copy of the course, which is not changed."""
-    begun = unpacked.version_of(old) is not None
-    if not (begun or (old / "minikv").is_dir()) or not (old / "exercises").is_dir():
-        raise UpdateError(
-            f"--from: {old} is not a copy of the course: it has no minikv/ or no exercises/"
-        )
-    folder, theirs = reader_files.folder(), {c.file_name: skeleton(c) for c in chapters().values()}
-    mine_here = read_folder(folder)
-    touched = [name for name, text in mine_here.items() if text != theirs.get(name)]
-    if touched:
-        raise UpdateError(
-            f"{', '.join(touched)} in this copy's {folder.name}/ has been changed. "
-            "Reset its chapter first; that keeps a copy."
-        )
-    base = unpacked.begun_with(old) if begun else _skeletons_of(old)
-    merges = merge_all(base, read_folder(old / "exercises"), theirs)
-    copies = {name: old / "exercises" / name for name in merges}
-    lines = put_back(merges, copies)
-    progress = old / "exercises" / ".progress"
-    if (progress / "progress.json").exists() and not progress_file.entries():
-        progress_file.folder().mkdir(exist_ok=True)
-        for kept in filter(Path.exists, (progress / "progress.json", progress / "route")):
-            (progress_file.folder() / kept.name).write_bytes(kept.read_bytes())
-    return lines
-
-
-def _skeletons_of(old: Path) -> dict[str, str]:
-    """The skeletons of that copy, made by its own generator."""
-    code = (
-        "import json\n"
-        "from minikv.course.exercise_data.manifest import chapters\n"
-        "from minikv.course.exercise_data.skeletons import skeleton\n"
-        "print(json.dumps({c.file_name: skeleton(c) for c in chapters().values()}))"
-    )
-    environment = os.environ | {"PYTHONPATH": str(old.resolve())}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=old, env=environment, capture_output=True, text=True
-    )
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UpdateError(f"--from: the skeletons of {old} cannot be made: {reason}")
-    return json.loads(done.stdout)
-
-
 def update_checkout() -> list[str]:
     """Fetch the branch that this checkout follows, fast-forward, and carry the exercises over."""
     folder = reader_files.folder()
@@ -337,8 +283,8 @@ def update_checkout() -> list[str]:
     base_commit = _git(root, "merge-base", "HEAD", upstream)
     if base_commit != _git(root, "rev-parse", "HEAD"):
         raise UpdateError(
-            "This checkout has commits of its own. Clone the new version beside it and run there: "
-            f"python -m minikv update --from {root}"
+            "This checkout has commits of its own, so git alone can bring both together: "
+            "git merge @{upstream}"
         )
     base, theirs = (_tree(root, commit, folder.name) for commit in ("HEAD", upstream))
     mine = read_folder(folder)
@@ -372,7 +318,7 @@ def _git(root: Path, *arguments: str, what: str = "failed", strip: bool = True) 
             ["git", *arguments], cwd=root, capture_output=True, text=True, encoding="utf-8"
         )
     except FileNotFoundError:
-        raise UpdateError("git is not installed; use --from with an older copy") from None
+        raise UpdateError("git is not installed, and this checkout was made with it") from None
     if done.returncode:
         reason = done.stderr.strip().splitlines()
         raise UpdateError(f"{root.name} {what}: git: {reason[0] if reason else arguments[0]}")

@@ -10,13 +10,7 @@ from itertools import zip_longest
 
 from minikv.course.exercise_data import reader_files
 from minikv.course.exercise_data.manifest import Exercise
-from minikv.course.exercise_data.skeletons import (
-    definition,
-    definitions,
-    docstring_of,
-    targets,
-    text_of,
-)
+from minikv.course.exercise_data.skeletons import definition, docstring_of, targets, text_of
 from minikv.course.reports.markup import WHOLE_WORDS
 
 LEAST_COLUMN = 60  # characters: narrower columns would break most lines of code
@@ -47,11 +41,11 @@ class SideBySide:
 
     def __init__(self, exercise: Exercise):
         chapter = exercise.chapter
-        text = reader_files.read(chapter)
-        found = definitions(reader_files.parse(chapter, text))
+        mine = reader_files.read(chapter)
+        own = {path: text_of(mine.text, node) for path, node in mine.definitions.items()}
         self.exercise = exercise
         self.regions = [
-            Region(path, _align(text_of(text, found[path]) if path in found else "", target.solved))
+            Region(path, _align(own.get(path, ""), target.solved))
             for path, target in targets(chapter).items()
             if target.exercise == exercise.id
         ]

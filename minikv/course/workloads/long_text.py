@@ -16,14 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from minikv.language_model import LanguageModel
-from minikv.ring import (
-    RingCache,
-    RollingCache,
-    SelfExtendCache,
-    SinkCache,
-    context_shift,
-    turn,
-)
+from minikv.ring import RingCache, RollingCache, SelfExtendCache, SinkCache, context_shift, turn
 
 CHUNK = 256  # tokens in one step
 

@@ -4,12 +4,7 @@ import pytest
 import torch
 
 from minikv.course.chapters.ch10_quantised_kv.answers import int4_along
-from minikv.course.chapters.ch10_quantised_kv.given import (
-    ALONE,
-    FIVE_BITS,
-    MORE,
-    keys_and_values,
-)
+from minikv.course.chapters.ch10_quantised_kv.given import ALONE, FIVE_BITS, MORE, keys_and_values
 from minikv.course.chapters.ch10_quantised_kv.pictures import FACTORS, OutlierFilm, rulers_picture
 from minikv.course.workloads.corpus import read_corpus
 from minikv.course.workloads.running_table import WORKLOAD

@@ -4,10 +4,7 @@ import pytest
 from viewer_case import check_empty, check_looks, texts
 
 from minikv.course.chapters.ch11_ring_cache import comparison, rung
-from minikv.course.chapters.ch11_ring_cache.given import (
-    filled,
-    layout_of,
-)
+from minikv.course.chapters.ch11_ring_cache.given import filled, layout_of
 from minikv.course.chapters.ch11_ring_cache.ring_viewer import RingHistory
 from minikv.course.judge.checking import in_place_of
 from minikv.course.workloads import running_table

@@ -6,12 +6,7 @@ from tiers_case import fetch_everything
 import minikv
 from minikv.cluster.breaker import Breaker
 from minikv.cluster.routing import ByOwnPrefix, ByPrefix
-from minikv.course.chapters.ch13_distributed_kv.fleet import (
-    BLOCK,
-    best_hit_rate,
-    chats,
-    fleet,
-)
+from minikv.course.chapters.ch13_distributed_kv.fleet import BLOCK, best_hit_rate, chats, fleet
 from minikv.course.chapters.ch13_distributed_kv.given import Clock, calls_to_the_dead
 from minikv.course.chapters.ch13_distributed_kv.store_viewer import STORE, StoreFlow
 from minikv.course.workloads.workload import write_code

@@ -11,15 +11,8 @@ from minikv.course.chapters.ch14_speculative_decoding.answers import (
     propose_ngram,
     two_reports,
 )
-from minikv.course.chapters.ch14_speculative_decoding.given import (
-    REPEATS,
-    film,
-    seconds_by_tokens,
-)
-from minikv.course.chapters.ch14_speculative_decoding.pictures import (
-    bars_picture,
-    gain_picture,
-)
+from minikv.course.chapters.ch14_speculative_decoding.given import REPEATS, film, seconds_by_tokens
+from minikv.course.chapters.ch14_speculative_decoding.pictures import bars_picture, gain_picture
 from minikv.course.chapters.ch14_speculative_decoding.trees import (
     keep_path,
     right_path,

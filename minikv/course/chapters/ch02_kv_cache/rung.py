@@ -17,7 +17,4 @@ def run_preallocated(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) 
     return run_reserved(lm, prompt_ids, max_tokens, lm.config.max_context)
 
 
-RUNS = {
-    "cache that grows by copying": run_concat,
-    "cache for the whole context": run_preallocated,
-}
+RUNS = {"cache that grows by copying": run_concat, "cache for the whole context": run_preallocated}

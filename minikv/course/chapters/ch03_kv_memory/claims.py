@@ -10,12 +10,7 @@ from minikv.course.chapters.ch03_kv_memory.memory import (
     llama_parameters,
     shape_of,
 )
-from minikv.course.chapters.ch03_kv_memory.published import (
-    BANDWIDTH,
-    CLAIMS,
-    CONFIGS,
-    MISTAKES,
-)
+from minikv.course.chapters.ch03_kv_memory.published import BANDWIDTH, CLAIMS, CONFIGS, MISTAKES
 
 TOKENS = {"7B 4K": 4 * 1024, "70B 8K": 8 * 1024}  # of the other claims: 1
 

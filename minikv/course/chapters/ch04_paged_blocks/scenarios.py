@@ -460,7 +460,7 @@ scenario("04.4", blockwise,
            scored("scores of 300 and -300", lambda _, head: 300 - 600 * head, kv_heads=1),
            # float32 has steps of 0.0001 there: enough for a solution with one logarithm of a sum.
            scored("scores of -1,000", lambda place, _: -1000 - place % 3)],
-          look="the largest argument that `exp` gets"),
+          look="what is subtracted from a score, and the largest argument that `exp` gets"),
     Group("anything may be in slots that are not the context's",
           [scored("scores of 0, 300 behind the last token", lambda place, _: 300 * (place > 10))]
           + [replace(shape, noise=math.nan) for shape in SHAPES],

@@ -196,9 +196,8 @@ class BeamHistory(TreeRecording):
         held = sorted({block_id for one in taken.values() for block_id in one.block_ids})
         counts = {block_id: as_int(self.pool.ref_count(block_id)) for block_id in held}
         self._named |= taken.keys()
-        step = BeamSnapshot(words, sizes.pop(), as_int(self.pool.num_free), taken, counts)
-        self.steps.append(step)
-        return step
+        free = as_int(self.pool.num_free)
+        return self.keep(BeamSnapshot(words, sizes.pop(), free, taken, counts))
 
     def describe(self, i: int, before: int | None) -> str:
         step = self.steps[i]

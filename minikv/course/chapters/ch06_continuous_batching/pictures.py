@@ -18,11 +18,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
 from minikv.cluster.simulate import percentile
-from minikv.course.chapters.ch06_continuous_batching.batching import (
-    Comparison,
-    PreemptionCost,
-    Run,
-)
+from minikv.course.chapters.ch06_continuous_batching.batching import Comparison, PreemptionCost, Run
 from minikv.course.pictures import style
 from minikv.course.pictures.timeline import Timeline
 

@@ -129,9 +129,7 @@ class HitRates(NamedTuple):
 
 
 def hit_rates(
-    streams: Seq[Ids],
-    sizes: Iterable[int] | None = None,
-    caches: Mapping[str, type] = CACHES,
+    streams: Seq[Ids], sizes: Iterable[int] | None = None, caches: Mapping[str, type] = CACHES
 ) -> HitRates:
     """Serve all prompts from an empty cache of each kind and size.
 

@@ -6,13 +6,7 @@ from minikv.blocks import BlockPool, BlockTable
 from minikv.config import EngineConfig
 from minikv.course.chapters.ch11_ring_cache.rung import run_in_ring
 from minikv.course.pictures.table import Table
-from minikv.course.workloads.running_table import (
-    TOGETHER,
-    WORKLOAD,
-    Run,
-    machine,
-    run_in_engine,
-)
+from minikv.course.workloads.running_table import TOGETHER, WORKLOAD, Run, machine, run_in_engine
 from minikv.course.workloads.timing import REPEATS
 from minikv.language_model import LanguageModel
 from minikv.ring import Cells, OutOfCells, RingCache
@@ -83,11 +77,7 @@ class Comparison(Table):
             ),
             ("a prefix that another request computed", "by seq_cp, if it is known", "found (07)"),
             ("more requests than fit", "turned away", "wait, are preempted (06)"),
-            (
-                f"text beyond {config.max_context:,} tokens",
-                "goes on: positions move",
-                "ends",
-            ),
+            (f"text beyond {config.max_context:,} tokens", "goes on: positions move", "ends"),
         ]
 
 

@@ -117,12 +117,7 @@ class RingHistory(Recording):
             for i, (position, owners) in enumerate(zip(live.positions, live.sequences, strict=True))
             if (position == FREE) == bool(owners)
         )
-        step = RingSnapshot(words, seen, int(live.head), warnings)
-        self.steps.append(step)
-        return step
-
-    def describe(self, i: int, before: int | None) -> str:
-        return self.steps[i].describe()
+        return self.keep(RingSnapshot(words, seen, int(live.head), warnings))
 
     def counted(self, i: int) -> dict[str, int]:
         step = self.steps[i]

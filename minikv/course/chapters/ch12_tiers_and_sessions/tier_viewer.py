@@ -93,12 +93,7 @@ class TierHistory(BoxRecording):
                 blocks[place] = tiers
                 told[place] = shown(self.engine.lm.decode(list(key)))
             ends[place] = (*ends.get(place, ()), name)
-        step = TierSnapshot(words, blocks, told, ends)
-        self.steps.append(step)
-        return step
-
-    def describe(self, i: int, before: int | None) -> str:
-        return self.steps[i].describe()
+        return self.keep(TierSnapshot(words, blocks, told, ends))
 
     def counted(self, i: int) -> dict[str, int]:
         return {f"blocks on the {tier}": self.steps[i].count(tier) for tier in TIERS}

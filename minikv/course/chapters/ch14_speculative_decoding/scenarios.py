@@ -319,8 +319,8 @@ numbers(
         "matched distance": ("how far engine 1 is from p", "which distribution is it drawn from?"),
         "top": ("how likely engine 2 keeps a draft", "which draft does it keep?"),
         "top distance": ("how far engine 2 is from p", "what does it write, and how often?"),
-        "rejection": ("how likely rejection sampling keeps a draft", "min(1, p / q), over q"),
-        "right report": ("which report is right", "the two distances"),
+        "rejection": ("how likely rejection sampling keeps a draft", "q min(1, p / q), over all x"),
+        "right report": ("which report is right", "which distance is 0?"),
     },
     near=0.002,
 )

@@ -1,8 +1,16 @@
 """Chapter 17: what the notebook and its checks run."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
+
+from minikv.course.judge.checking import in_place_of
+from minikv.engine import Engine, EngineConfig
+from minikv.language_model import LanguageModel
+from minikv.sampling import SamplingParams
+from minikv.states import HybridConfig
 
 
 def by_list(
@@ -57,3 +65,21 @@ def misread_by_age(num_tokens: int, size: int, corrects: bool, g: float = 0.0) -
     read = torch.einsum("hnd,thn->thd", state, keys[-64:])
     errors = (read - values[-64:]).norm(dim=-1) / values[-64:].norm(dim=-1)  # (64, heads)
     return errors.mean(1).flip(0).tolist()
+
+
+def served_alone(
+    lm: LanguageModel, pool: Any, texts: Sequence[str]
+) -> list[tuple[list[int], list[int]]]:
+    """Requests one after the other, on an engine whose states are counted by `pool`, a class, with
+    room for 8 blocks and two copies: the tokens of each, and those that it has with no engine."""
+    assert isinstance(lm.config, HybridConfig)
+    room = 2 * lm.config.state_bytes(lm.dtype)
+    with in_place_of("minikv.states.slots:StatePool", pool):
+        engine = Engine(
+            lm, EngineConfig(8, 4, max_num_seqs=1, state_bytes=room, attention="torch")
+        )
+    rule, found = SamplingParams(max_tokens=12, ignore_eos=True), []
+    for text in texts:
+        [output] = engine.generate([text], rule)
+        found.append((output.token_ids, lm.generate_naively(lm.encode(text), 12)))
+    return found

@@ -235,9 +235,16 @@ PROMPT = "class A:\n    def first(self):\n        return self.items[0]\n\n    de
 def _(mine, _lm: minikv.LanguageModel) -> str:
     """tinypy-states: three requests in chunks and decodes, then two that begin with copies."""
     lm = minikv.load("tinypy-states")
+    assert isinstance(lm.config, HybridConfig)
     size = lm.config.state_bytes(lm.dtype)
     config = minikv.EngineConfig(
-        24, 4, max_num_seqs=2, max_batch_tokens=12, min_prefix_tokens=0, state_bytes=2 * size
+        24,
+        4,
+        max_num_seqs=2,
+        max_batch_tokens=12,
+        min_prefix_tokens=0,
+        state_bytes=2 * size,
+        attention="torch",
     )
     prompt_ids = lm.encode(PROMPT)
     rule = minikv.SamplingParams(max_tokens=8, ignore_eos=True)
