@@ -395,7 +395,9 @@ numbers(
 def _(mine, _lm: minikv.LanguageModel) -> str:
     """tinypy-states with drafts, most of which are wrong."""
     lm = minikv.load("tinypy-states")
-    config = minikv.EngineConfig(64, 4, max_num_seqs=2, speculative="ngram", min_prefix_tokens=0)
+    config = minikv.EngineConfig(
+        64, 4, max_num_seqs=2, min_prefix_tokens=0, speculative="ngram", attention="torch"
+    )
     prompts = [lm.encode(PROMPT * 2), lm.encode(PROMPT)]
     with (
         in_place_of("minikv.states.steps:try_tokens", mine.try_tokens),
@@ -417,7 +419,8 @@ def _(mine, _lm: minikv.LanguageModel) -> str:
 def _(mine, _lm: minikv.LanguageModel) -> str:
     """tinypy-states: prompts of a kind, and a chat that goes on."""
     lm = minikv.load("tinypy-states")
-    engine = minikv.Engine(lm, minikv.EngineConfig(64, 4, max_num_seqs=2, min_prefix_tokens=0))
+    config = minikv.EngineConfig(64, 4, max_num_seqs=2, min_prefix_tokens=0, attention="torch")
+    engine = minikv.Engine(lm, config)
     rule, prompt_ids = minikv.SamplingParams(max_tokens=8, ignore_eos=True), lm.encode(PROMPT)
     with in_place_of("minikv.states.slots:copies_due", mine.copies_due):
         for prompt in ([*prompt_ids, 5], [*prompt_ids, 6], [*prompt_ids, 7]):
