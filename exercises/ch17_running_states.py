@@ -65,7 +65,7 @@ class StatePool(slots.StatePool):
 
     # ── 17.3 Somebody else's text: broken, fix it ─────────────────────────────────
     def give_slot(self, slot: int) -> None:
-        """The sequence has ended, or is preempted: its slot is free."""
+        """Its sequence has ended, or its copy is dropped: the slot is free."""
         self.memory.zero(slot)
         self._free_slots.append(slot)
 
@@ -82,6 +82,7 @@ class StatePool(slots.StatePool):
         self.memory.counts.made += 1
         return self.copies[block_id]
 
+    # ── 17.3 Somebody else's text: broken, fix it ─────────────────────────────────
     def drop_copy(self, block_id: int) -> None:
         """If the block carries a copy, it does no longer."""
         if block_id in self.copies:

@@ -58,7 +58,7 @@ class StatePool(BlockPool):
         return slot
 
     def give_slot(self, slot: int) -> None:
-        """The sequence has ended, or is preempted: its slot is free."""
+        """Its sequence has ended, or its copy is dropped: the slot is free."""
         self._free_slots.append(slot)
 
     def begin_step(self) -> None:
@@ -81,7 +81,7 @@ class StatePool(BlockPool):
     def drop_copy(self, block_id: int) -> None:
         """If the block carries a copy, it does no longer."""
         if block_id in self.copies:
-            self._free_slots.append(self.copies.pop(block_id))
+            self.give_slot(self.copies.pop(block_id))
 
     def move_copy(self, source: int, target: int) -> bool:
         """Let `target`, a block with the same tokens behind the same prefix, carry the copy of

@@ -75,9 +75,7 @@ def served_alone(
     assert isinstance(lm.config, HybridConfig)
     room = 2 * lm.config.state_bytes(lm.dtype)
     with in_place_of("minikv.states.slots:StatePool", pool):
-        engine = Engine(
-            lm, EngineConfig(8, 4, max_num_seqs=1, state_bytes=room, attention="torch")
-        )
+        engine = Engine(lm, EngineConfig(8, 4, max_num_seqs=1, state_bytes=room, attention="torch"))
     rule, found = SamplingParams(max_tokens=12, ignore_eos=True), []
     for text in texts:
         [output] = engine.generate([text], rule)

@@ -27,7 +27,8 @@ def by_hand(mine, program, log: Log) -> None:
     tensor = torch.full((1, 1, 1, 1), float(state))
     tokens = (torch.full((1, 1, 1), float(one)) for one in (q, k, v))
     gates = (torch.full((1, 1), float(one)) for one in (math.log(stays), beta))
-    log.call("decode", mine.decode, tensor, *tokens, *gates)
+    log.call("decode", partial(mine.decode, tensor, *tokens, *gates))
+    log("", {"the state afterwards:": tensor})
 
 
 def decodes(mine, program, log: Log) -> None:
@@ -37,7 +38,8 @@ def decodes(mine, program, log: Log) -> None:
     state = torch.randn(sequences, heads, n, d, generator=draw)
     for token in range(tokens):
         of_all = random_tokens(sequences, heads, n, d, seed=token)
-        log.call(f"decode, token {token}", mine.decode, state, *of_all)
+        log.call(f"decode, token {token}", partial(mine.decode, state, *of_all))
+        log("", {"the state afterwards:": state})
 
 
 scenario("17.1", by_hand,
@@ -75,7 +77,9 @@ def chunks(mine, program, log: Log) -> None:
     before = "a state" if full else "an empty state"
     fading = f", g down to {-fast:g}" if fast else ", nothing fades"
     log(f"{before}, {counted(heads, 'head')}, N = {n}, D = {d}{fading}")
-    log.call(f"a chunk of {counted(tokens, 'token')}", mine.chunk_at_once, *chunk_of(program))
+    state, *rest = chunk_of(program)
+    log.call(f"a chunk of {counted(tokens, 'token')}", partial(mine.chunk_at_once, state, *rest))
+    log("", {"the state afterwards:": state})
 
 
 class Passes(OperationMode):
