@@ -126,18 +126,18 @@ def write_tokens(
 
 # ── 17.5 Which copies to keep ─────────────────────────────────────────────────────
 def copies_due(
-    start: int, known: int, num_tokens: int, block_size: int, interval: int = 0
+    start: int, junction: int, num_tokens: int, block_size: int, interval: int = 0
 ) -> dict[int, bool]:
     """Where the state of a sequence is copied while its prompt is computed.
 
-    start: the tokens that it need not compute, because a copy was found behind them; known: those
-    whose blocks the prefix cache has, `start` or more; num_tokens: of the prompt. `start` and
-    `known` are whole blocks. Returns positions in tokens, all of them ends of full blocks behind
-    `start`. True is a copy that stays, for others who share these tokens: a junction, at `known`,
-    or a multiple of `interval` (rounded down to blocks; 0: none). False is the last state, at the
-    end of the last full block: it goes when the sequence has a later one.
+    start: the tokens that it need not compute, because a copy was found behind them; junction:
+    where its prompt parts from one that the prefix cache has, `start` or more. Both are whole
+    blocks. num_tokens: of the prompt. Returns positions in tokens, all of them ends of full blocks
+    behind `start`. True is a copy that stays, because others may come who share these tokens: at
+    the junction, and at multiples of `interval` (rounded down to blocks; 0: none). False is the
+    last state, at the end of the last full block: it goes when the sequence has a later one.
 
-    Worked example, blocks of 4: a prompt of 23 tokens, of which others have shared 12, and no copy
+    Worked example, blocks of 4: a prompt of 23 tokens parts from another one after 12, and no copy
     is there: {12: True, 20: False}. The next one that shares these 12 starts there: {20: False}.
     """
     raise NotImplementedError("Exercise 17.5: copies_due")

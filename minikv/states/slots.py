@@ -10,8 +10,8 @@ begin with a cached prefix only where a copy was kept, and a hit is the longest 
 with one. Which are kept (Marconi, Pan et al., 2024):
 
     the last state        of each sequence, at the end of its last full block: a chat goes on there
-    a junction            where a prompt leaves a prefix that the cache knows: the next that shares
-                          it starts there. The first who leaves cannot, and computes it again
+    a junction            where a prompt parts from one that the cache knows: the next that shares
+                          the beginning starts there. The first who leaves computes it again
     every `interval`      tokens of a prompt, if asked for
 
 A copy is carried by the block of the sequence that computes it. That block gets into the prefix
@@ -191,32 +191,33 @@ class StateTable(BlockTable):
     def _find_due(self, sequence: Sequence, cache: "StateCache") -> dict[int, bool]:
         """At a sequence's first step, which begins behind the prefix that it could use."""
         ids, start, size = sequence.token_ids, sequence.num_computed, self.block_size
-        known = cache.num_known(ids[:-1], sequence.request.params.cache_salt)
+        known, parts = cache.known(ids[:-1], sequence.request.params.cache_salt)
         self._prompt_end = len(ids) // size * size
         if sequence.num_preemptions == 0:
             self.pool.memory.counts.recomputed_tokens += max(0, known - start)
-        return copies_due(start, known, len(ids), size, self.pool.memory.interval)
+        junction = known if parts else start
+        return copies_due(start, junction, len(ids), size, self.pool.memory.interval)
 
 
 def copies_due(
-    start: int, known: int, num_tokens: int, block_size: int, interval: int = 0
+    start: int, junction: int, num_tokens: int, block_size: int, interval: int = 0
 ) -> dict[int, bool]:
     """Where the state of a sequence is copied while its prompt is computed.
 
-    start: the tokens that it need not compute, because a copy was found behind them; known: those
-    whose blocks the prefix cache has, `start` or more; num_tokens: of the prompt. `start` and
-    `known` are whole blocks. Returns positions in tokens, all of them ends of full blocks behind
-    `start`. True is a copy that stays, for others who share these tokens: a junction, at `known`,
-    or a multiple of `interval` (rounded down to blocks; 0: none). False is the last state, at the
-    end of the last full block: it goes when the sequence has a later one.
+    start: the tokens that it need not compute, because a copy was found behind them; junction:
+    where its prompt parts from one that the prefix cache has, `start` or more. Both are whole
+    blocks. num_tokens: of the prompt. Returns positions in tokens, all of them ends of full blocks
+    behind `start`. True is a copy that stays, because others may come who share these tokens: at
+    the junction, and at multiples of `interval` (rounded down to blocks; 0: none). False is the
+    last state, at the end of the last full block: it goes when the sequence has a later one.
 
-    Worked example, blocks of 4: a prompt of 23 tokens, of which others have shared 12, and no copy
+    Worked example, blocks of 4: a prompt of 23 tokens parts from another one after 12, and no copy
     is there: {12: True, 20: False}. The next one that shares these 12 starts there: {20: False}.
     """
     end = num_tokens // block_size * block_size
     due = {end: False} if end > start else {}
-    if known > start:
-        due[known] = True
+    if junction > start:
+        due[junction] = True
     if every := interval // block_size * block_size:
         due |= dict.fromkeys(range(start // every * every + every, end + 1, every), True)
     return due
@@ -240,9 +241,12 @@ class StateCache(RadixCache):
             return found
         return super().match(token_ids[: end * self.block_size], salt)
 
-    def num_known(self, token_ids: Seq[int], salt: Hashable) -> int:
-        """Of how many tokens the blocks are here, with a copy behind them or not."""
-        return super().match(token_ids, salt).num_tokens
+    def known(self, token_ids: Seq[int], salt: Hashable) -> tuple[int, bool]:
+        """Of how many tokens the blocks are here, with a copy behind them or not; and whether other
+        tokens are known behind them. If not, an earlier sequence ended there, and its copy has been
+        evicted."""
+        found = super().match(token_ids, salt)
+        return found.num_tokens, bool(found.node.children)
 
     def clear(self) -> None:
         """The same; and copies are of weights that may be gone, whoever still holds the blocks."""

@@ -11,11 +11,11 @@ and V the cache has is computed again only for want of a copy of the state.
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from itertools import cycle
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+from matplotlib.figure import Figure
 
 from minikv.blocks import blocks_for
 from minikv.course.chapters.ch07_radix_prefix_cache.retention import BLOCK, agent_load
@@ -121,14 +121,14 @@ def served(load: Load, due: CopiesDue, num_copies: int = 100_000, interval: int 
 # ── The policies ──────────────────────────────────────────────────────────────
 
 
-def last_only(start, known, num_tokens, block_size, interval=0):
+def last_only(start, junction, num_tokens, block_size, interval=0):
     return copies_due(start, start, num_tokens, block_size)
 
 
 def every(blocks: int) -> CopiesDue:
     """A copy at each multiple of so many blocks, and the last state."""
 
-    def due(start, known, num_tokens, block_size, interval=0):
+    def due(start, junction, num_tokens, block_size, interval=0):
         return copies_due(start, start, num_tokens, block_size, blocks * block_size)
 
     return due
@@ -149,14 +149,30 @@ def compared(
 
 
 def copies_picture(again: Mapping[str, Mapping[float, Mapping[str, int]]]) -> style.Picture:
-    """Tokens that are computed again over the memory of copies: for each load, by GiB or MiB, what
-    each policy computes again."""
+    """Tokens that are computed again, over the MiB that copies may take: for each load, by MiB,
+    what each policy computes again."""
     title = "Few copies at the right places beat many"
-    figure, panels = style.new_axes(title, "", "", height=3.4, columns=len(again))
+    figure = Figure(figsize=(style.WIDTH, 3.6), layout="constrained", facecolor=style.PAPER)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=style.INK)
     told = []
+    panels = figure.subplots(1, len(again), squeeze=False)[0]
     for axes, (name, by_size) in zip(panels, again.items(), strict=True):
         for place, policy in enumerate(next(iter(by_size.values()))):
             tokens = [found[policy] for found in by_size.values()]
-            axes.plot(list(by_size), tokens, "os^D"[place] + "-", label=policy)
-            told.append(f"{name}, {policy}: {tokens}")
-    return style.Picture(figure, f"{title}. {'; '.join(told)}.")
+            axes.plot(list(by_size), [one / 1000 for one in tokens], "os^D"[place] + ("--", "-.", ":", "-")[place],
+                      color=style.PALETTE[(1, 5, 0, 3)[place]], markersize=5,
+                      label=policy)  # fmt: skip
+            told.append(f"{name}, {policy}: {', '.join(f'{one:,}' for one in tokens)}")
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(0)
+        axes.set_xticks(
+            list(by_size),
+            labels=[f"{size:,.3g}" if size < 20 else f"{size:,.0f}" for size in by_size],
+        )
+        axes.yaxis.set_major_formatter("{x:,.10g}")
+        axes.set_title(name, fontsize=10, loc="left")
+        axes.set_xlabel("copies may take (MiB)")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("tokens computed again (thousands)")
+    panels[-1].legend(frameon=False, fontsize=9)
+    return style.Picture(figure, f"{title}. Tokens computed again, {'; '.join(told)}.")

@@ -334,13 +334,14 @@ scenario("17.4", taking_back,
 
 # ── 17.5 Which copies to keep ─────────────────────────────────────────────────
 
-# A program is (start, known, tokens of the prompt, block size, interval).
+# A program is (start, junction, tokens of the prompt, block size, interval).
 
 
 def due(mine, program, log: Log) -> None:
-    start, known, num_tokens, size, interval = program
-    log(f"a prompt of {num_tokens} tokens, blocks of {size}: {known} known, starts at {start}")
-    text = f"copies_due({start}, {known}, {num_tokens}, {size}, interval={interval})"
+    start, junction, num_tokens, size, interval = program
+    parts = f", and parts from another at {junction}" if junction > start else ""
+    log(f"a prompt of {num_tokens} tokens, blocks of {size}, starts at {start}{parts}")
+    text = f"copies_due({start}, {junction}, {num_tokens}, {size}, interval={interval})"
     log.call(text, mine.copies_due, *program)
 
 
@@ -348,10 +349,10 @@ def random_prompt(seed: int) -> tuple[int, int, int, int, int]:
     draw = random.Random(seed)
     size = draw.choice((1, 3, 4, 16))
     blocks = draw.randint(0, 12)
-    known = draw.randint(0, blocks)
-    start = draw.choice((0, known, draw.randint(0, known)))
+    junction = draw.randint(0, blocks)
+    start = draw.choice((0, junction, draw.randint(0, junction)))
     interval = draw.choice((0, 0, size, 2 * size + 1, 3 * size))
-    return start * size, known * size, blocks * size + draw.randint(1, size), size, interval
+    return start * size, junction * size, blocks * size + draw.randint(1, size), size, interval
 
 
 scenario("17.5", due,
@@ -360,7 +361,7 @@ scenario("17.5", due,
     Group("a chat goes on", [(8, 8, 17, 4, 0), (8, 8, 12, 4, 0), (8, 8, 10, 4, 0)],
           "is there a copy where it starts already?"),
     Group("a junction", [(0, 8, 17, 4, 0), (4, 12, 23, 4, 0), (0, 4, 7, 4, 0)],
-          "what do others know, and from where must this one compute?"),
+          "up to where do others share this prompt, and from where must it be computed?"),
     Group("a junction at the end", [(0, 8, 9, 4, 0), (0, 12, 15, 4, 0), (4, 8, 11, 4, 0)],
           "one copy at one place: does it stay?"),
     Group("every so many tokens", [(0, 0, 17, 4, 8), (0, 0, 16, 4, 8), (8, 8, 25, 4, 8),
@@ -398,7 +399,9 @@ numbers(
 def _(mine, _lm: minikv.LanguageModel) -> str:
     """tinypy-states with drafts, most of which are wrong."""
     lm = minikv.load("tinypy-states")
-    config = minikv.EngineConfig(64, 4, max_num_seqs=2, speculative="ngram", min_prefix_tokens=0)
+    config = minikv.EngineConfig(
+        64, 4, max_num_seqs=2, min_prefix_tokens=0, speculative="ngram", attention="torch"
+    )
     prompts = [lm.encode(PROMPT * 2), lm.encode(PROMPT)]
     with (
         in_place_of("minikv.states.steps:try_tokens", mine.try_tokens),
@@ -420,7 +423,8 @@ def _(mine, _lm: minikv.LanguageModel) -> str:
 def _(mine, _lm: minikv.LanguageModel) -> str:
     """tinypy-states: prompts of a kind, and a chat that goes on."""
     lm = minikv.load("tinypy-states")
-    engine = minikv.Engine(lm, minikv.EngineConfig(64, 4, max_num_seqs=2, min_prefix_tokens=0))
+    config = minikv.EngineConfig(64, 4, max_num_seqs=2, min_prefix_tokens=0, attention="torch")
+    engine = minikv.Engine(lm, config)
     rule, prompt_ids = minikv.SamplingParams(max_tokens=8, ignore_eos=True), lm.encode(PROMPT)
     with in_place_of("minikv.states.slots:copies_due", mine.copies_due):
         for prompt in ([*prompt_ids, 5], [*prompt_ids, 6], [*prompt_ids, 7]):

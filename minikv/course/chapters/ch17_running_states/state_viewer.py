@@ -55,6 +55,7 @@ class StateFilm(BoxRecording):
         self.engine = engine
         self.texts: dict[str, list[int]] = {}  # by request: its tokens so far
         self.looks: dict[str, list[str]] = {}  # by request: of its blocks
+        self.begins: dict[str, int] = {}  # by request: how many tokens it found
 
     @property
     def rows(self) -> Sequence[str]:  # type: ignore[override]
@@ -71,8 +72,8 @@ class StateFilm(BoxRecording):
             self.texts[name] = list(prompt)
             outputs = self.engine.step()
             self.looks[name] = self._looks(before)
-            hit = self.engine.stats().hit_tokens - before.hit_tokens
-            self.snap(f"{name} begins at token {hit}, and its prompt is computed")
+            self.begins[name] = self.engine.stats().hit_tokens - before.hit_tokens
+            self.snap(f"{name} begins at token {self.begins[name]}, and its prompt is computed")
             while self.engine.has_unfinished:
                 outputs = self.engine.step() or outputs
             answers[name] = outputs[-1].token_ids
