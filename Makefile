@@ -77,7 +77,7 @@ help:
 	@echo "make test-site     build the pages and the slides, and look at them in a browser"
 	@echo "make test-install  the wheel, Colab's and Binder's steps, each in an empty environment: slow"
 	@echo "make site       build the pages of the course in build/site; KEYS=1 with exam and answers"
-	@echo "make slides     build a deck per chapter in build/slides; PLAN=plan.toml says what is due"
+	@echo "make slides     build a deck per chapter in build/slides; PLAN=six_weeks or a file says what is due"
 	@echo "make notebooks  run every notebook, or that of CHAPTER=05, and store its outputs in place"
 	@echo "make wheel      build what pip installs, in dist"
 	@echo "make gpu        what a CUDA GPU shows: tokens, kernels, decode steps, in eight minutes"
@@ -302,7 +302,7 @@ site: $(SITE)/installed
 
 slides: $(SITE)/installed
 	@echo "== The slides"
-	@PLAN=$(abspath $(PLAN)) $(SITE)/bin/python -m sphinx --fail-on-warning --quiet \
+	@PLAN=$(PLAN) $(SITE)/bin/python -m sphinx --fail-on-warning --quiet \
 		-b revealjs docs/teaching/slides build/slides
 	@echo "build/slides/index.html"
 

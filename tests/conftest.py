@@ -26,6 +26,10 @@ LAST = "test_four_ways"
 # Every tensor here is small: threads would only wait for each other, and on a busy machine long.
 # This is for the processes that tests start, and for the kernels of notebooks.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# oneDNN keeps the machine code for each number of rows that a layer has met, and torch what it has
+# made of it: after a hundred numbers 300 MB, and a worker meets hundreds.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+os.environ.setdefault("LRU_CACHE_CAPACITY", "128")
 # No test looks at a time, and nearly every notebook ends with a table that measures the rungs of
 # all chapters before it: what notebooks measure three times is measured once.
 os.environ.setdefault("MINIKV_REPEATS", "1")

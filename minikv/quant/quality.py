@@ -226,16 +226,6 @@ def same_arg_max(windows: Seq[Window]) -> Estimate:
     return _bootstrap([(100 * w.same.sum().item(), len(w.same)) for w in windows])
 
 
-def changed_by_position(windows: Seq[Window], width: int = 128) -> list[tuple[int, float]]:
-    """(first position, percent of arg max that changed) for each stretch of `width` positions."""
-    longest = max(len(w.same) for w in windows)
-    stretches = []
-    for start in range(0, longest, width):
-        same = torch.cat([w.same[start : start + width] for w in windows]).float()
-        stretches.append((start, 100 * (1 - same.mean().item())))
-    return stretches
-
-
 def _bootstrap(sums: Seq[tuple[float, float]], draws: int = 1000) -> Estimate:
     """A ratio of sums over windows, and the range of 95 % of its values if windows are drawn
     again."""

@@ -8,8 +8,10 @@ import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from html import unescape
 from pathlib import Path
 
@@ -136,6 +138,22 @@ def test_the_hostile_one_gets_nothing(course, marks):
     assert "must_pass = " not in (left / f"ch{NUMBER}.ipynb").read_text()
 
 
-def test_a_second_release_leaves_the_first_alone(course, capsys):
-    assert main(["release-assignment", NUMBER, "--out", str(course)]) == 2
-    assert "is there already" in capsys.readouterr().err
+def test_a_second_release_leaves_the_first_alone_and_says_how_to_make_it_again(course, capsys):
+    command = ["release-assignment", NUMBER, "--out", str(course)]
+    assert main(command) == 2
+    source = course / "source" / f"ch{NUMBER}"
+    assert f"rm -r {source}" in " ".join(capsys.readouterr().err.split()).replace("/ ", "/")
+    shutil.rmtree(source)
+    released = course / "release" / f"ch{NUMBER}" / CHAPTER.file_name
+    released.write_text("an old release")
+    assert main(command) == 0 and released.read_text() == skeleton(CHAPTER)
+
+
+def test_the_deadline_of_a_plan_is_nbgraders(tmp_path):
+    week = "[[week]]\ndeadline = 2027-03-05T23:59:00+01:00\nexercises = ['01.1']\n"
+    (tmp_path / "plan.toml").write_text(f"name = 'A plan'\n{week}")
+    command = ["release-assignment", "1", "--plan", str(tmp_path / "plan.toml")]
+    assert main([*command, "--out", str(tmp_path / "course")]) == 0
+    with closing(sqlite3.connect(tmp_path / "course" / "gradebook.db")) as database:
+        rows = database.execute("SELECT name, duedate FROM assignment").fetchall()
+    assert rows == [("week01", "2027-03-05 22:59:00.000000")]

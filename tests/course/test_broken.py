@@ -29,6 +29,10 @@ def _(mine):
 PLANTS = {  # file: what is added to it; what is said, and whether `grade` says so before it begins
     "a record": ("mistakes.toml", '["04.1"."ours"]\nedit = "gone => gone"\ncause = "a"\nlook = "b"',
                  ("mistakes.toml", "04.1, ours"), True),
+    "a target": ("chapter.toml", ('"minikv.blocks:BlockPool"', '"minikv.blocks:Pool"'),
+                 ("chapter.toml, 04.1, target minikv.blocks:Pool: ", "has no Pool"), True),
+    "a method": ("chapter.toml", ('allocate = "04.1"', 'alocate = "04.1"'),
+                 ("chapter.toml, 04.1, target", "has no BlockPool.alocate"), True),
     "an import": ("scenarios.py", WRONG, ("scenarios.py, line", "KeyError: 'ours'"), True),
     "a play": ("scenarios.py", PLAY, ("scenarios.py, line", "04.1, a line", "ours"), False),
     "a check by hand": ("scenarios.py", BY_HAND, ("scenarios.py, line", "KeyError"), False),
@@ -59,7 +63,7 @@ def test_an_error_of_ours_is_not_told_as_the_students(root, tmp_path, plant):
 
     place = root / HOME / file
     before = place.read_text()
-    place.write_text(f"{before}\n{more}\n")
+    place.write_text(before.replace(*more) if isinstance(more, tuple) else f"{before}\n{more}\n")
     try:
         check = run("check", ONE.id)
         table = tmp_path / "marks.csv"
@@ -67,7 +71,7 @@ def test_an_error_of_ours_is_not_told_as_the_students(root, tmp_path, plant):
     finally:
         place.write_text(before)
     for said in (" ".join(check.stderr.split()), grade.stderr if at_once else table.read_text()):
-        assert "the check itself is broken, and your file is not to blame" in said, grade.stdout
+        assert "the check itself is broken, and no solution is to blame" in said, grade.stdout
         assert all(one in said for one in says), said
     assert (check.returncode, check.stdout) == (2, "")
     assert grade.returncode == (2 if at_once else 1)

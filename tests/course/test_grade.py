@@ -24,6 +24,7 @@ from minikv.course.exercise_data.manifest import chapter_of, find
 from minikv.course.exercise_data.mistakes import mistakes_of
 from minikv.course.exercise_data.skeletons import skeleton
 from minikv.course.grading import grade as grading
+from minikv.course.grading import tables
 from minikv.course.grading.hand_ins import find_student
 from minikv.course.grading.similarity import fingerprints, pairs_alike
 from minikv.course.judge import process
@@ -375,7 +376,7 @@ CHEATS = (
 
 def test_lines_that_reach_for_more_are_named(tmp_path):
     student = find_student(_student(tmp_path, right(ONE) + "\n" + "\n".join(CHEATS)))
-    named = grading.to_be_read(student, ONE)
+    named = tables.to_be_read(student, ONE)
     assert [line.partition(": ")[2] for line in named] == list(CHEATS)
 
 
@@ -385,8 +386,8 @@ def test_a_long_file_does_not_hold_up_the_tables(tmp_path):
     long = find_student(_student(tmp_path / "long", line * 50_000 + "import gc\n"))
     too_long = find_student(_student(tmp_path / "too long", line * 200_000))
     # If the time grew by the square of its length, these would not end.
-    assert grading.to_be_read(long, ONE) == ["line 50001: import gc"]
-    assert grading.to_be_read(too_long, ONE) == []
+    assert tables.to_be_read(long, ONE) == ["line 50001: import gc"]
+    assert tables.to_be_read(too_long, ONE) == []
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
@@ -394,7 +395,7 @@ def test_honest_solutions_are_not_named(tmp_path, exercise):
     for number, text in enumerate((right(exercise), different(exercise))):
         folder = tmp_path / str(number)
         student = find_student(_student(folder, text, exercise))
-        assert grading.to_be_read(student, exercise) == []
+        assert tables.to_be_read(student, exercise) == []
 
 
 def _student(folder, text, exercise=ONE):
@@ -418,7 +419,7 @@ def test_a_link_hands_in_nothing(tmp_path):
         student = find_student(tmp_path / name)
         report = grading.grade(student, ONE)
         assert report.status == "failed" and "link" in report.place, name
-        assert grading.to_be_read(student, ONE) == []
+        assert tables.to_be_read(student, ONE) == []
 
 
 def test_tables_hold_any_name_and_message(tmp_path):
@@ -426,12 +427,12 @@ def test_tables_hold_any_name_and_message(tmp_path):
     student = find_student(_student(tmp_path / name, right(ONE) + "\nopen('\x1b[2K')\n"))
     line = Line("a line", False, "=1+1\x1b[2K")
     results = [(student, Result(ONE.id, "failed", 1, lines=[line]))]
-    [suite] = ElementTree.fromstring(grading.as_junit(results))
+    [suite] = ElementTree.fromstring(tables.as_junit(results))
     assert suite.get("name").startswith("=HYPERLINK") and "\\x1b" in suite.get("name")
-    for text in (grading.as_csv(results), grading.for_moodle(results), grading.for_canvas(results)):
+    for text in (tables.as_csv(results), tables.for_moodle(results), tables.for_canvas(results)):
         cells = [cell for row in csv.reader(text.splitlines()) for cell in row]
         assert not [cell for cell in cells if cell.startswith("=")] and "'=HYPER" in text
-    said = grading.as_text(results)
+    said = tables.as_text(results)
     assert "\x1b" not in said and "\\x1b[2K" in said
 
 

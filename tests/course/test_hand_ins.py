@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import zipfile
 from argparse import Namespace
 
@@ -12,7 +13,7 @@ from minikv.course.commands import main
 from minikv.course.exercise_data import plan as plans
 from minikv.course.exercise_data.manifest import ReaderError, find
 from minikv.course.exercise_data.skeletons import skeleton, solved
-from minikv.course.grading import class_page, grade, release
+from minikv.course.grading import class_page, grade, release, tables
 from minikv.course.grading.hand_ins import Student, find_student, students_in
 from minikv.course.grading.similarity import nearness
 from minikv.course.judge.result import Line, Result
@@ -61,11 +62,27 @@ def test_a_platforms_download_is_read_as_it_is(tmp_path, place):
             two.file(ONE)
 
 
+@pytest.mark.parametrize("places", [
+    [f"Ada Lovelace{MOODLE}/{FILE}", "Ada Lovelace_4711_assignsubmission_onlinetext/text.html"],
+    [f"Ada Lovelace{MOODLE}_{FILE}", "Ada Lovelace_4711_assignsubmission_onlinetext_text.html"],
+    [f"Ada Lovelace{MOODLE}_me.zip", "Ada Lovelace_4711_assignsubmission_onlinetext_text.html"],
+    [f"lovelaceada_4711_2342_{FILE}", "lovelaceada_LATE_4711_2343_ch05_copy_on_write.py"],
+])  # fmt: skip
+def test_all_that_a_platform_has_of_one_student_is_theirs(tmp_path, places):
+    for place in map(tmp_path.joinpath, places):
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(zipped(**{STEM: "mine"}) if place.suffix == ".zip" else b"mine")
+    [one] = students_in([tmp_path], {})
+    assert one.file(ONE) == b"mine" and one.on_canvas == places[0].startswith("lovelace")
+
+
 def test_names_are_the_rosters_and_two_of_one_name_are_told_apart(tmp_path):
     for number in (1, 2):
         (tmp_path / f"Jo Li_{number}_assignsubmission_file").mkdir()
-    names = {one.name for one in students_in([tmp_path], {"Jo Li 2": "li2"})}
-    assert names == {"Jo Li 1", "li2"}
+    error, *found = students_in([tmp_path], {"Jo Li 2": "li2", "Al": "al"})
+    assert "roster: has no name 'Jo Li 1'" in str(error)
+    assert {one.name: one.file(ONE) for one in found} == dict.fromkeys(("Jo Li 1", "li2", "al"))
+    assert not [*students_in([tmp_path / "none"], {"Al": "al"})][1:], "no folder, and no marks"
 
 
 @pytest.mark.parametrize("other", [FILE, f"{STEM} (2).py"])
@@ -77,18 +94,27 @@ def test_of_two_files_none_is_guessed(other, tmp_path):
         find_student(tmp_path).file(ONE)
 
 
-def test_a_hand_in_without_a_file_has_a_row_and_no_advice(tmp_path, monkeypatch, capsys):
-    for name, file in (("ada", FILE), ("ben", "essay.pdf")):
+def test_a_hand_in_without_a_file_has_a_row_and_no_advice(tmp_path, capsys):
+    """What lies there under another name is named, with the name that is asked for."""
+    (tmp_path / "plan.toml").write_text(f'roster = "roster.csv"\n{PLAN}')
+    (tmp_path / "by-hand.csv").write_text("student,exercise,points,why\n")
+    (tmp_path / "roster.csv").write_text("name,username\nada,ada\nben,ben\ncleo,cleo\n")
+    for name, file in (("ada", FILE), ("ben", "ch4_blocks.py")):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text(skeleton(ONE.chapter))
-    table = tmp_path / "marks.csv"
-    folders = [str(tmp_path / name) for name in ("ada", "ben")]
-    assert main(["grade", *folders, "--jobs", "1", "--csv", str(table)]) == 0
-    rows = [row for row in csv.DictReader(table.open()) if row["student"] == "ben"]
-    assert len(rows) == len(ONE.chapter.exercises)
-    for row in rows:
-        assert (row["status"], row["points"]) == ("not started", "0")
-        assert row["message"] == f"no {FILE} was handed in"
+    command = ["grade", *(str(tmp_path / name) for name in ("ada", "ben")), "--jobs", "1"]
+    command += ["--plan", str(tmp_path / "plan.toml"), "--csv", str(tmp_path / "marks.csv")]
+    assert main([*command, "--page", str(tmp_path / "page")]) == 0
+    rows = {(row["student"], row["exercise"]): row
+            for row in csv.DictReader((tmp_path / "marks.csv").open())}  # fmt: skip
+    there = f"no {FILE} was handed in; there is ch4_blocks.py: rename what is meant"
+    for name, message in (("ben", there), ("cleo", "nothing was handed in")):
+        for exercise in (ONE, TWO):
+            row = rows[name, exercise.id]
+            assert (row["status"], row["points"], row["message"]) == ("not started", "0", message)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[1:3] for line in said[1:4]] == [["·", "·"], ["-", "-"], ["-", "-"]]
+    assert f"ben: {there}" in said and there in (tmp_path / "page").read_text()
 
 
 # ── A plan ────────────────────────────────────────────────────────────────────
@@ -166,22 +192,25 @@ def results(tmp_path):
 
 
 def test_points_are_the_plans_by_lines_and_by_hand(plan, results):
-    head, ada, ben = csv.reader(io.StringIO(grade.for_moodle(results, plan)))
+    head, ada, ben = csv.reader(io.StringIO(tables.for_moodle(results, plan)))
     assert head == ["username", "minikv week 1 (of 2)", "minikv week 2 (of 8)", "minikv (of 10)"]
     assert ada == ["ada", "1.0", "8", "9.0"]  # one of two lines of two points
     assert ben == ["ben", "1.5", "8", "9.5"]
     rows = {(r["student"], r["exercise"]): r
-            for r in csv.DictReader(io.StringIO(grade.as_csv(results, plan)))}  # fmt: skip
+            for r in csv.DictReader(io.StringIO(tables.as_csv(results, plan)))}  # fmt: skip
     assert (
         rows["ben", "04.1"]["overridden"] == "talked to" and rows["ben", "04.1"]["points"] == "1.5"
     )
-    page = class_page.as_page(results, lambda *_: [], plan)
-    assert '<td>ben</td><td>04.1</td><td>failed</td><td class="n">1.5</td><td>talked to' in page
+    page = class_page.as_page(results, plan)
+    row = re.sub("</td><td[^>]*>", "|", page)
+    assert "ben|04.1|failed|1|1.5|talked to" in row and "ben *|1.5|8|9.5" in row
+    assert "Two weeks: week 1 until Fri 05 March 2027, 23:59, week 2." in page
+    assert "ben, 04.1: 1.5 instead of 1 points: talked to" in tables.as_text(results, plan)
     found = Result("04.1", "not started", 2, [Line("a", True)])  # a bug as it was found
-    assert grade.given(results[0][0], found, plan) == 0
+    assert tables.given(results[0][0], found, plan) == 0
     without = plans.NO_PLAN
     assert (
-        next(csv.reader(io.StringIO(grade.for_moodle(results, without))))[1] == "minikv 04 (of 4)"
+        next(csv.reader(io.StringIO(tables.for_moodle(results, without))))[1] == "minikv 04 (of 4)"
     )
 
 
@@ -259,7 +288,7 @@ def test_equal_files_are_groups_however_many_have_them(tmp_path):
         text = skeleton(ONE.chapter) if name in ("dan", "eva") else right(ONE)
         (tmp_path / name / FILE).write_text(text)
         results.append((find_student(tmp_path / name), Result(ONE.id, "passed", 1)))
-    page = class_page.as_page(results, lambda *_: [], plans.NO_PLAN)
+    page = class_page.as_page(results, plans.NO_PLAN)
     assert '<td>04</td><td class="n">3</td><td>ada, ben, cleo</td>' in page
     assert "dan, eva" not in page, "what nobody has written is no copy"
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from minikv.course.exercise_data import manifest
 from minikv.course.exercise_data.manifest import Class, Function, read
 
 FOLDER = "ch05_copy_on_write"
@@ -75,4 +76,4 @@ def test_a_chapter_is_what_its_file_says(read_as):
 def test_what_does_not_fit_is_refused_by_file(read_as, tmp_path, text, says):
     with pytest.raises(ValueError, match=says) as refused:
         read_as(text)
-    assert str(refused.value).startswith(f"{tmp_path / 'chapter.toml'}: ")
+    assert str(refused.value).startswith(f"{manifest.OURS}{tmp_path / 'chapter.toml'}: ")

@@ -343,6 +343,11 @@ def test_an_engine_wants_a_config(llama, config):
         Engine(llama.lm, config)
 
 
+def test_an_engine_wants_a_backend(llama):
+    with pytest.raises(ValueError, match=r"^attention: must make an AttentionBackend.*made None"):
+        Engine(llama.lm, attention=lambda config, store: None)
+
+
 def test_compiled_attention_wants_float32(llama):
     lm = minikv.load(llama.folder, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match=r"attention: 'cpu' computes float32.* torch.bfloat16"):

@@ -29,7 +29,6 @@ def test_the_gauges_by_hand():
     worse = window([2 * math.log(2)] * 4, [1.0] * 4, [False] * 4, 2)
     assert quality.change_of_bits([worse], [one]).value == pytest.approx(100)
     assert quality.times_kl([worse, two], [one, two]).value == pytest.approx(4.2 / 1.2)
-    assert quality.changed_by_position([one, two], width=2) == [(0, 0.0), (2, 50.0)]
 
 
 def test_an_interval_holds_its_value_and_shrinks_with_more_windows():

@@ -22,6 +22,7 @@ from minikv import engine as engine_module
 from minikv import runner as runner_module
 from minikv.batch import BatchBuilder
 from minikv.course.judge.stand_ins import SchedulerBench
+from minikv.outputs import Delta
 
 
 class Bench(SchedulerBench):
@@ -81,6 +82,14 @@ def test_a_budget_full_of_decodes_leaves_none_for_prefill():
     assert bench.step() == [(0, 1), (1, 1)]
     assert bench.finished == [0]
     assert bench.step() == [(1, 1), (2, 1)]  # one token of the budget is a chunk of one
+
+
+def test_a_plan_without_those_that_leave_keeps_their_places():
+    bench = Bench()
+    first, second = bench.add(3, max_tokens=9), bench.add(2, max_tokens=9)
+    bench.step()
+    assert bench.scheduler.schedule_without([first]).sequences == [second]
+    assert bench.scheduler.running == [first, second]
 
 
 requests = st.lists(
@@ -460,6 +469,46 @@ def test_stats_count_what_happened(llama):
     assert stats.computed_tokens == 10 + 7 + 2 * 3  # the last token of each is never computed
     assert (stats.blocks_free, stats.blocks_used, stats.blocks_cached) == (128, 0, 0)
     assert (stats.looked_up_tokens, stats.hit_tokens, stats.hit_rate) == (17, 0, 0.0)
+
+
+def test_each_turn_finds_the_answers_before_it(llama):
+    """Blocks that decodes have filled, behind a hit, too."""
+    engine, [text] = Engine(llama.lm, small()), llama.prompts(9)
+    for turn in range(3):
+        known, whole = engine.stats().hit_tokens, (len(text) - 1) // 4 * 4
+        [output] = generate(engine, [text], SamplingParams(max_tokens=10))
+        assert engine.stats().hit_tokens - known == (whole if turn else 0)
+        text = text + output.token_ids
+
+
+def test_an_aborted_prompt_leaves_what_was_computed(llama):
+    engine, [prompt] = Engine(llama.lm, small(max_batch_tokens=8)), llama.prompts(32)
+    request_id = engine.add_request(prompt)
+    engine.step()
+    engine.step()
+    engine.abort(request_id)
+    generate(engine, [prompt], SamplingParams(max_tokens=1))
+    assert engine.stats().hit_tokens == 16
+
+
+def test_samples_fork_beside_a_prompt_that_goes_on(llama):
+    """Two rows of logits, two tokens from the first of them, and no block to lock yet."""
+    prompts = llama.prompts(2, 20, seed=3)
+    params = [SamplingParams(max_tokens=5, n=2), SamplingParams(max_tokens=5)]
+    outputs = generate(Engine(llama.lm, small(max_batch_tokens=12)), prompts, params)
+    found = [sample.token_ids for output in outputs for sample in output.samples]
+    expected = [llama.greedy(prompt, 5) for prompt in prompts]
+    assert found == [expected[0], *expected]
+
+
+def test_a_stream_yields_tokens_alone_and_its_end(llama):
+    """Nothing of the steps that compute a prompt, and an abort without a token."""
+    engine, [prompt] = Engine(llama.lm, small(max_batch_tokens=4)), llama.prompts(14)
+    stream = engine.stream(prompt, SamplingParams(max_tokens=9))
+    assert len(next(stream).token_ids) == 1
+    [request_id] = engine._requests
+    engine.abort(request_id)
+    assert list(stream) == [Delta([], "", "abort")]
 
 
 def test_who_is_aborted_while_swapped_out_gives_back_the_hosts_blocks(llama):

@@ -513,8 +513,7 @@ def test_every_backend(tinypy, attention, kv_dtype, request):
     drafter = Clairvoyant(wrong=0.3)
     lm = tinypy.lm
     prompts = [lm.encode(text) for text in ("def f(a, b):", "import os\nimport", "x = [1, 2, 3")]
-    prompts[1] *= 6
-    most = 12 if attention == "triton" else 20
+    prompts[1], most = (3 * prompts[1], 9) if attention == "triton" else (6 * prompts[1], 20)
     params = [SamplingParams(max_tokens=m, ignore_eos=True, temperature=t, seed=1)
               for m, t in ((most, 0.0), (9, 0.0), (most, 0.8))]  # fmt: skip
     plain_engine = Engine(lm, config)

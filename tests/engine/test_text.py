@@ -7,12 +7,13 @@ import tracemalloc
 from types import SimpleNamespace
 
 import pytest
+from helpers import small
 from text_case import BYTES, DECODERS, drawn, tokenizer_like
 from thorough import thorough_after
 from tokenizers import Tokenizer
 
 import minikv
-from minikv import SamplingParams
+from minikv import Engine, SamplingParams
 from minikv.outputs import SampleOutput, SoFar, hits_stop_string, visible_text
 from minikv.sequence import Request
 
@@ -160,6 +161,49 @@ def test_the_search_for_a_stop_string_takes_no_longer_in_a_long_answer(llama, fa
     assert found_at(decode, ids, "a.as.aas", "s中") is None
     assert found_at(decode, ids, "中") == len(ids)
     assert most <= 8
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "finished", "visible"),
+    [
+        ("a E", ("END", "class"), False, "a "),
+        ("a E", ("END", "class"), True, "a E"),
+        ("a cla", ("END", "class"), False, "a "),
+        ("a END b", ("END", "class"), False, "a "),
+        ("a END class", ("class", "END"), True, "a "),  # the first in the text ends it
+        ("a b", (), False, "a b"),
+        ("a b", (7,), False, "a b"),
+        ("a \ufffd", (), False, "a "),
+        ("a \ufffd", (), True, "a \ufffd"),
+    ],
+)
+def test_what_is_visible(text, stop, finished, visible):
+    assert visible_text(text, stop, finished) == visible
+
+
+def test_a_stop_string_of_one_byte_ends_an_answer(tinypy):
+    engine = Engine(tinypy.lm, small(block_size=16))
+    text = engine.generate("def f(", SamplingParams(max_tokens=12))[0].text
+    stop = text[len(text) // 2]
+    [output] = engine.generate("def f(", SamplingParams(max_tokens=12, stop=(stop,)))
+    assert output.finish_reason == "stop" and output.text == text[: text.index(stop)]
+    assert len(output.token_ids) < 12
+
+
+def test_a_stream_decodes_its_newest_tokens_alone():
+    tokenizer, so_far, text, most = tokenizer_like("byte level"), SoFar(), "", 0
+
+    def decode(ids, is_open=False):
+        nonlocal most
+        most = max(most, len(ids))
+        return tokenizer.decode(ids)
+
+    ids = tokenizer.encode("for one in range(10):\n    print(one)\n" * 4).ids
+    for count in range(1, len(ids) + 1):
+        sample = SimpleNamespace(token_ids=ids[:count], finish_reason=None, stop=(), decode=decode)
+        text += so_far.news(sample).text
+    assert text == tokenizer.decode(ids)
+    assert most <= 3
 
 
 def test_a_long_stop_string_takes_no_more_memory_than_its_length():

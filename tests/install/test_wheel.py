@@ -23,7 +23,7 @@ from minikv.course.exercise_data.skeletons import skeleton
 from minikv.course.reader import unpacked
 
 ROOT = Path(__file__).parents[2]
-LARGEST = 15_000_000  # bytes of the wheel; docs/SETUP.md says "14 MB"
+LARGEST = 16_000_000  # bytes of the wheel; docs/SETUP.md says "15 MB"
 ONE = find("04.1")
 FILE = f"exercises/{ONE.chapter.file_name}"
 LEFT_OUT = (".*", "build", "dist", "*.egg-info", "__pycache__")

@@ -19,7 +19,7 @@ from docutils.statemachine import StringList
 WHOSE = ": the reference's, until you pass"  # what `mine` prints
 ROOT = Path(__file__).resolve().parents[3]
 NOTEBOOKS, COURSE = ROOT / "notebooks", ROOT / "minikv" / "course"
-PLAN = Path(os.environ.get("PLAN") or COURSE / "plans" / "fourteen_weeks.toml")
+PLANS = COURSE / "plans"
 
 
 @cache
@@ -117,12 +117,23 @@ class Notes(Directive):
         ]
 
 
+@cache
+def plan_file() -> Path:
+    """What $PLAN names: a file, or a plan that comes along."""
+    named = os.environ.get("PLAN") or "fourteen_weeks"
+    for file in (Path(named), PLANS / f"{named}.toml"):
+        if file.is_file():
+            return file
+    known = " or ".join(sorted(file.stem for file in PLANS.glob("*.toml")))
+    raise ValueError(f"PLAN: must be a file, or {known}; was {named!r}")
+
+
 class Due(Directive):
     """Which of the chapter's exercises are for which week of the plan in $PLAN."""
 
     def run(self) -> list[nodes.Node]:
         number = number_of(self)
-        plan = tomllib.loads(PLAN.read_text(encoding="utf-8"))
+        plan = tomllib.loads(plan_file().read_text(encoding="utf-8"))
         (file,) = COURSE.glob(f"chapters/ch{number}_*/chapter.toml")
         about = tomllib.loads(file.read_text(encoding="utf-8"))
         items = nodes.bullet_list(classes=["due"])

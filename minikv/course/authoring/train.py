@@ -19,8 +19,8 @@ that grow from 256 to the model's 1,024 tokens.
 tinypy-hybrid is tinypy with a window on four of five layers; tinypy-states has linear
 layers in the place of three. Only what takes attention's place learns, and not from the
 text but from tinypy's own probabilities for every next token (Hinton et al., 2015): these
-are much less noisy. What shall become a linear layer first learns alone what the attention
-in its place answers (Bick et al., 2024, arXiv 2408.10189).
+are much less noisy. A new linear layer first learns alone to answer as the attention in
+its place did (Bick et al., 2024, arXiv 2408.10189).
 """
 
 import argparse
@@ -282,7 +282,7 @@ def train_states(out: Path, num_tokens: int) -> None:
     tinypy = AutoModelForCausalLM.from_pretrained(BUNDLED["tinypy"], dtype=torch.float32)
     torch.set_flush_denormal(True)  # what is nearly forgotten is slow to multiply with
     model = states_from(tinypy)
-    kept = ("mlp.", "embed_tokens", "lm_head", "o_proj")
+    kept = ("mlp.", "embed_tokens", "o_proj")
     learned = [n for n, _ in model.named_parameters() if not any(part in n for part in kept)]
     model.requires_grad_(False)
     parameters = [model.get_parameter(name).requires_grad_() for name in learned]
@@ -473,7 +473,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens",
         type=int,
-        help="how long to train; default: 20 million, --hybrid and --states 2 million",
+        help="how long to train; default: 20 million, --hybrid 2 million, --states 1.4 million",
     )
     parser.add_argument("--hybrid", action="store_true", help="train only tinypy-hybrid")
     parser.add_argument("--states", action="store_true", help="train only tinypy-states")
@@ -505,12 +505,15 @@ def run(args: argparse.Namespace) -> int:
         print(f"Written to {args.out / place.name}; its place is {place}.")
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
-    kinds: dict[str, Callable[[Path, int], None]] = {
-        "tinypy-hybrid": train_hybrid, "tinypy-states": train_states,
-    }  # fmt: skip
+    kinds: dict[str, tuple[Callable[[Path, int], None], int]] = {
+        "tinypy": (train, 20_000_000),
+        "tinypy-hybrid": (train_hybrid, 2_000_000),
+        "tinypy-states": (train_states, 1_400_000),
+    }
     name = "tinypy-hybrid" if args.hybrid else "tinypy-states" if args.states else "tinypy"
+    method, num_tokens = kinds[name]
     try:
-        kinds.get(name, train)(args.out, args.tokens or (20 if name == "tinypy" else 2) * 1_000_000)
+        method(args.out, args.tokens or num_tokens)
     except KeyboardInterrupt:
         print(f"\nStopped; the same command goes on from {args.out}", file=sys.stderr)
         return 130

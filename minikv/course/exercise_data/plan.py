@@ -17,14 +17,14 @@ In a course's folder it is `plan.toml`, and `progress` follows it. Two come alon
 import csv
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
-from minikv.course.exercise_data.manifest import Exercise, ReaderError, find
+from minikv.course.exercise_data.manifest import Exercise, ReaderError, chapters, find
 
 FILE = "plan.toml"
 COLUMNS = ["student", "exercise", "points", "why"]
@@ -89,13 +89,14 @@ NO_PLAN = TermPlan("", ())
 def read(named: str | Path) -> TermPlan:
     """The plan in a file, or one that comes along. Raises ReaderError with file and week."""
     file = Path(named)
-    if not file.exists():
+    if not file.is_file():
         known = {one.name[:-5]: one for one in PLANS.iterdir() if one.name.endswith(".toml")}
         if str(named) not in known:
             raise ReaderError(f"plan: must be a file, or {' or '.join(known)}; was {str(named)!r}")
         text = known[str(named)].read_text(encoding="utf-8")
     else:
         text = file.read_text(encoding="utf-8")
+    chapters()  # what is wrong with theirs is not told as the plan's
     try:
         fields = tomllib.loads(text)
         weeks = [_week(n, row) for n, row in enumerate(fields.pop("week", ()), 1)]
@@ -103,10 +104,7 @@ def read(named: str | Path) -> TermPlan:
         twice = sorted({id_ for id_ in ids if ids.count(id_) > 1})
         if not ids or twice:
             raise ValueError(f"in two weeks: {', '.join(twice)}" if twice else "no week has any")
-        points = {id_: most for _, own in weeks for id_, most in own.items()}
-        overrides: dict[tuple[str, str], Override] = {}
-        for row in _rows(file, fields.pop("overrides", None), COLUMNS):
-            _override(row, ids, points, overrides)
+        by_hand = _rows(file, fields.pop("overrides", None), COLUMNS)
         names = _rows(file, fields.pop("roster", None), ["name", "username"])
         for column in ("name", "username"):
             all_of_them = [row[column] for row in names]
@@ -114,10 +112,12 @@ def read(named: str | Path) -> TermPlan:
                 raise ValueError(f"roster: {column}: twice, {', '.join(twice)}")
         if not isinstance(fields.get("partial", False), bool):
             raise ValueError(f"partial: must be true or false, was {fields['partial']!r}")
-        return TermPlan(
-            weeks=tuple(week for week, _ in weeks), points=points, overrides=overrides,
+        plan = TermPlan(
+            weeks=tuple(week for week, _ in weeks),
+            points={id_: most for _, own in weeks for id_, most in own.items()},
             roster={row["name"]: row["username"] for row in names}, **fields,
         )  # fmt: skip
+        return replace(plan, overrides=_overrides(plan, by_hand))
     except (TypeError, ValueError, AttributeError, OSError) as error:
         raise ReaderError(f"{named}: {error}") from None
 
@@ -128,7 +128,7 @@ PLANS = resources.files("minikv.course") / "plans"
 def text_of(named: str) -> str:
     """A plan's own text, without the lecturer's tables beside it. Raises as `read`."""
     read(named)
-    place = Path(named) if Path(named).exists() else PLANS / f"{named}.toml"
+    place = Path(named) if Path(named).is_file() else PLANS / f"{named}.toml"
     return re.sub(r"(?m)^(overrides|roster) *=.*\n", "", place.read_text(encoding="utf-8"))
 
 
@@ -147,27 +147,29 @@ def _week(number: int, row: dict) -> tuple[Week, dict[str, float]]:
     return Week(number, exercises, deadline), points
 
 
-def _override(
-    row: dict[str, str], ids: Sequence[str], points: Mapping[str, float],
-    overrides: dict[tuple[str, str], Override],
-) -> None:  # fmt: skip
-    """Add what a row says. Raises ValueError for one that no mark can follow."""
-    mark = row["student"], row["exercise"]
-    at = f"overrides: {', '.join(mark)}"
-    if mark[1] not in ids:
-        raise ValueError(f"{at}: the exercise is in no week")
-    if mark in overrides:
-        raise ValueError(f"{at}: there are two rows")
-    most = points.get(mark[1], find(mark[1]).difficulty)
-    try:
-        given = float(row["points"])
-    except ValueError:
-        given = -1
-    if not 0 <= given <= most:
-        raise ValueError(f"{at}: points must be a number from 0 to {most}, was {row['points']!r}")
-    if not row["why"].strip():
-        raise ValueError(f"{at}: why: the student will ask; say it")
-    overrides[mark] = Override(given, row["why"])
+def _overrides(plan: TermPlan, rows: Iterable[dict[str, str]]) -> dict[tuple[str, str], Override]:
+    """What the rows say. Raises ValueError for one that no mark can follow."""
+    found: dict[tuple[str, str], Override] = {}
+    for row in rows:
+        mark = row["student"], row["exercise"]
+        at = f"overrides: {', '.join(mark)}"
+        if mark[1] not in plan.exercises:
+            raise ValueError(f"{at}: the exercise is in no week")
+        if mark in found:
+            raise ValueError(f"{at}: there are two rows")
+        most = plan.most(find(mark[1]))
+        try:
+            given = float(row["points"])
+        except ValueError:
+            given = -1
+        if not 0 <= given <= most:
+            raise ValueError(
+                f"{at}: points must be a number from 0 to {most:g}, was {row['points']!r}"
+            )
+        if not row["why"].strip():
+            raise ValueError(f"{at}: why: the student will ask; say it")
+        found[mark] = Override(given, row["why"])
+    return found
 
 
 def _rows(plan: Path, name: str | None, columns: list[str]) -> list[dict[str, str]]:

@@ -13,13 +13,16 @@ import linecache
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from minikv.course.exercise_data.manifest import (
+    OURS,
     Chapter,
     Class,
     Exercise,
@@ -166,10 +169,13 @@ class Reference:
         self.tree = ast.parse(self.source)
         self.definitions = definitions(self.tree)
 
-    def text(self, path: str) -> str:
+    def definition(self, path: str) -> Def:
         if path not in self.definitions:
             raise ValueError(f"{self.name} has no {path}")
-        return text_of(self.source, self.definitions[path])
+        return self.definitions[path]
+
+    def text(self, path: str) -> str:
+        return text_of(self.source, self.definition(path))
 
     def imports(self) -> dict[str, tuple[str, str | None]]:
         """The names that the module imports: name -> (module, name there or None)."""
@@ -246,15 +252,27 @@ def targets(chapter: Chapter) -> dict[str, Target]:
 
 def _targets(chapter: Chapter) -> Iterator[Target]:
     for name, piece in chapter.pieces.items():
-        ref = reference(piece.module)
-        if isinstance(piece, Function):
-            if piece.write is not None:
-                yield _target(chapter, name, ref.text(name))
-        else:
-            order = [path.partition(".")[2] for path in ref.definitions if path.startswith(name)]
-            for method in sorted(piece.write, key=order.index):
-                path = f"{name}.{method}"
+        with _named(chapter, piece):
+            ref = reference(piece.module)
+            ref.definition(name)
+            if isinstance(piece, Function):
+                paths = [] if piece.write is None else [name]
+            else:
+                paths = [f"{name}.{method}" for method in piece.write]
+            for path in sorted(paths, key=lambda path: ref.definition(path).lineno):
                 yield _target(chapter, path, ref.text(path))
+
+
+@contextmanager
+def _named(chapter: Chapter, piece: Function | Class) -> Iterator[None]:
+    """An error about a piece of the manifest, with file, exercise and target."""
+    try:
+        yield
+    except (ImportError, ValueError) as error:
+        file = resources.files(chapter.package) / "chapter.toml"
+        asked = [piece.write] if isinstance(piece, Function) else [*piece.write.values()]
+        where = [*sorted({*filter(None, asked)}), f"target {piece.target}"]
+        raise ValueError(f"{OURS}{file}, {', '.join(where)}: {error}") from None
 
 
 def _target(chapter: Chapter, path: str, solved: str) -> Target:
@@ -264,7 +282,7 @@ def _target(chapter: Chapter, path: str, solved: str) -> Target:
     try:
         return Target(id_, path, value, solved, edited(solved, chapter.bugs[path]), True)
     except ValueError as error:
-        raise ValueError(f"{id_}, bug of {path}: {error}") from None
+        raise ValueError(f"bug of {path}: {error}") from None
 
 
 @cache
@@ -283,7 +301,8 @@ def skeleton(chapter: Chapter) -> str:
                 text = _banner(asked[name], titles, 0) + asked[name].skeleton
             pieces.append(text)
         else:
-            pieces.append(_class_text(piece, ref, name, asked, titles))
+            with _named(chapter, piece):
+                pieces.append(_class_text(piece, ref, name, asked, titles))
             # Inherited members need none of their names here.
             bases = {ref.name.rpartition(".")[2]} if piece.show is not None else set()
             used.append((ref, ast.parse(_class_source(piece, ref, name)), bases))

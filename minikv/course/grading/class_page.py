@@ -1,35 +1,29 @@
 """One page about a class: how the marks are spread, what went wrong most often, what to read."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container
 from html import escape
-from typing import Any, Protocol
+from statistics import median
 
-from minikv.course.exercise_data.manifest import Exercise, chapter_of, find
+from minikv.course.exercise_data.manifest import chapter_of, find
 from minikv.course.exercise_data.mistakes import mistakes_of
 from minikv.course.exercise_data.plan import TermPlan
 from minikv.course.exercise_data.skeletons import skeleton, solved
+from minikv.course.grading import tables
+from minikv.course.grading.hand_ins import Student
 from minikv.course.grading.similarity import ALIKE, nearness, pairs_alike
+from minikv.course.grading.tables import Results, is_absent
 from minikv.course.judge import containment
-from minikv.course.judge.result import Result
-
-
-class StudentRow(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    def text(self, exercise: Exercise) -> str: ...
-
-
-Results = Sequence[tuple[StudentRow, Result]]
 
 MOST = 40  # rows of a table
+NONE = "<p>None.</p>"
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
        color: #1b1b1b; background: #fff; }
-table { border-collapse: collapse; width: 100%; margin: 1rem 0; }
+.table { overflow-x: auto; }
+table { border-collapse: collapse; min-width: 50%; margin: 1rem 0; }
 th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #ccc;
-         vertical-align: top; overflow-wrap: anywhere; }
+         vertical-align: top; overflow-wrap: break-word; }
 td.n, th.n { text-align: right; white-space: nowrap; }
 .bar { display: inline-block; height: .8rem; background: #0072b2; }
 @media (prefers-color-scheme: dark) {
@@ -38,21 +32,19 @@ td.n, th.n { text-align: right; white-space: nowrap; }
 """
 
 
-def as_page(
-    results: Results, to_be_read: Callable[[Any, Exercise], list[str]], plan: TermPlan
-) -> str:
-    """`to_be_read` names the lines of a student's file that a person should read."""
-    students = {student.name: student for student, _ in results}
+def as_page(results: Results, plan: TermPlan) -> str:
     parts = [
-        f"<p>{len(students)} students, {len({r.exercise for _, r in results})} exercises.</p>",
+        _about(results, plan),
+        _section("Points", _points(results, plan)),
         _section("How many exercises each student passed", _spread(results)),
         _section("Exercises", _exercises(results)),
         _section("What went wrong most often", _mistakes(results)),
-        _section("Marks that a person has given", _overridden(results, plan)),
+        _section("Handed in under another name", _misnamed(results)),
+        _section("Marks of yours, which win over the checks", _overridden(results, plan)),
         _section("Equal files", _equal(results)),
         _section("Solutions that are alike", _alike(results)),
         _section("As the reference", _as_the_reference(results)),
-        _section("Lines to read", _lines(results, to_be_read)),
+        _section("Lines to read", _lines(results)),
         _section("How this was checked", _how(results)),
     ]
     return (
@@ -64,7 +56,7 @@ def as_page(
 
 
 def _section(title: str, body: str) -> str:
-    return f"<h2>{title}</h2>{body}"
+    return f"<h2>{title}</h2>{body}" if body != NONE else ""
 
 
 def _table(head: list[str], rows: list[list[str]], numbers: Container[int] = ()) -> str:
@@ -77,11 +69,48 @@ def _table(head: list[str], rows: list[list[str]], numbers: Container[int] = ())
 
     more = f"<p>… and {len(rows) - MOST} more.</p>" if len(rows) > MOST else ""
     body = "".join(row(cells, "td") for cells in rows[:MOST])
-    return f"<table>{row(head, 'th')}{body}</table>{more}" if rows else "<p>None.</p>"
+    if not rows:
+        return NONE
+    return f'<div class="table"><table>{row(head, "th")}{body}</table></div>{more}'
 
 
 def _bar(count: int, most: int) -> str:
     return f'<span class="bar" style="width:{20 * count / max(1, most):.2f}rem"></span>'
+
+
+def _about(results: Results, plan: TermPlan) -> str:
+    ids = {report.exercise for _, report in results}
+    weeks = [week for week in plan.weeks if ids & {exercise.id for exercise in week.exercises}]
+    told = ", ".join(f"week {week.number} {week.due}".strip() for week in weeks)
+    names = {student.name for student, _ in results}
+    nothing = names - {student.name for student, report in results if not is_absent(report)}
+    return (
+        (f"<p>{escape(plan.name)}: {told}.</p>" if weeks else "")
+        + f"<p>{len(names)} students, {len(ids)} exercises."
+        + (f" {len(nothing)} handed in no file that is asked for." if nothing else "")
+        + "</p>"
+    )
+
+
+def _points(results: Results, plan: TermPlan) -> str:
+    possible, reached = tables.points(results, plan)
+    sums = {name: sum(mine) for name, mine in reached.items()}
+    known = [one for one in sums.values() if one == one] or [0]
+    said = (
+        f"<p>From {min(known):g} to {max(known):g} of {sum(possible.values()):g}; "
+        f"the median is {median(known):g}.</p>"
+    )
+    kind = "" if plan.weeks else "chapter "
+    heads = [f"{kind}{part}, of {most:g}" for part, most in possible.items()]
+    heads += ["in all"] if len(heads) > 1 else []
+    by_hand = {name for name, *_ in tables.overridden(results, plan)}
+    rows = [
+        [escape(name) + (" *" if name in by_hand else ""),
+         *map(tables.shown_points, [*mine, sums[name]][: len(heads)])]
+        for name, mine in reached.items()
+    ]  # fmt: skip
+    star = "<p>* with a mark of yours, below.</p>" if by_hand else ""
+    return said + _table(["student", *heads], rows, range(1, len(heads) + 1)) + star
 
 
 def _spread(results: Results) -> str:
@@ -101,19 +130,20 @@ def _spread(results: Results) -> str:
 def _exercises(results: Results) -> str:
     counts: dict[str, Counter] = defaultdict(Counter)
     for _, report in results:
-        counts[report.exercise][report.status] += 1
+        state = "not handed in" if is_absent(report) else report.status
+        counts[report.exercise][state] += 1
     rows = [
         [f"{id_} {escape(find(id_).title)}", *(str(each[s]) for s in STATES),
          _bar(each["passed"], each.total())]
         for id_, each in sorted(counts.items())
     ]  # fmt: skip
-    out = []
+    out, numbers = [], range(1, len(STATES) + 1)
     for start in range(0, len(rows), MOST):
-        out.append(_table(["exercise", *STATES, ""], rows[start : start + MOST], {1, 2, 3, 4}))
+        out.append(_table(["exercise", *STATES, ""], rows[start : start + MOST], numbers))
     return "".join(out)
 
 
-STATES = ("passed", "failed", "not started", "not finished")
+STATES = ("passed", "failed", "not started", "not handed in", "not finished")
 
 
 def _mistakes(results: Results) -> str:
@@ -135,13 +165,15 @@ def _mistakes(results: Results) -> str:
     return _table(["students", "exercise", "what", "cause"], rows, {0})
 
 
+def _misnamed(results: Results) -> str:
+    rows = [[escape(cell) for cell in row] for row in tables.misnamed(results)]
+    return _table(["student", "what is there"], rows)
+
+
 def _overridden(results: Results, plan: TermPlan) -> str:
-    rows = [
-        [escape(student.name), report.exercise, report.status, f"{own.points:g}", escape(own.why)]
-        for student, report in results
-        if (own := plan.overrides.get((student.name, report.exercise))) is not None
-    ]
-    return _table(["student", "exercise", "its check", "points", "why"], rows, {3})
+    rows = [[escape(cell) for cell in row] for row in tables.overridden(results, plan)]
+    head = ["student", "exercise", "its check", "points", "yours", "why"]
+    return _table(head, rows, {3, 4})
 
 
 def _texts(results: Results) -> dict[str, dict[str, str]]:
@@ -198,18 +230,14 @@ def _alike(results: Results) -> str:
     return said + _table(["in common", "chapter", "one", "the other"], rows, {0, 1})
 
 
-def _written(student: StudentRow, number: str) -> str:
+def _written(student: Student, number: str) -> str:
     return student.text(chapter_of(number).exercises[0])
 
 
-def _lines(results: Results, to_be_read: Callable[[Any, Exercise], list[str]]) -> str:
-    places: dict[tuple[str, str, str], None] = {}
-    for student, report in results:
-        name = chapter_of(report.exercise).file_name
-        for line in to_be_read(student, find(report.exercise)):
-            places[student.name, name, line] = None
+def _lines(results: Results) -> str:
     rows = [
-        [escape(one), escape(name), f"<code>{escape(line)}</code>"] for one, name, line in places
+        [escape(one), escape(name), f"<code>{escape(line)}</code>"]
+        for one, name, line in tables.lines_to_read(results)
     ]
     said = "<p>They are not plain code: they could reach for more than an exercise needs.</p>"
     return said + _table(["student", "file", "line"], rows)
@@ -225,8 +253,8 @@ def _how(results: Results) -> str:
     cannot, can = containment.reach()
     return (
         "<p>On this machine a solution has limits on time, memory, processes and the size of files."
-        + (f" It cannot {', '.join(cannot)}." if cannot else "")
-        + (f" It can {', '.join(can)}." if can else "")
+        + (f" It cannot {tables.in_words(cannot, 'or')}." if cannot else "")
+        + (f" It can {tables.in_words(can, 'and')}." if can else "")
         + " Marks are written by a process that does not import it.</p>"
         + (word if lines else "")
     )

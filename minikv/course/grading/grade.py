@@ -10,9 +10,7 @@ plain code, for a person to read.
 """
 
 import argparse
-import csv
 import hashlib
-import io
 import json
 import math
 import os
@@ -33,34 +31,23 @@ from dataclasses import asdict
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from xml.etree import ElementTree
 
 from tqdm import tqdm
 
 import minikv
 from minikv.course.exercise_data import reader_files
-from minikv.course.exercise_data.manifest import Chapter, Exercise, chapter_of, chapters, find
+from minikv.course.exercise_data.manifest import Chapter, Exercise, chapters, find
 from minikv.course.exercise_data.mistakes import mistakes_of
-from minikv.course.exercise_data.plan import NO_PLAN, TermPlan
+from minikv.course.exercise_data.plan import NO_PLAN
 from minikv.course.exercise_data.plan import read as read_plan
 from minikv.course.exercise_data.whole_files import write_whole
-from minikv.course.grading import reading
+from minikv.course.grading import tables
 from minikv.course.grading.class_page import as_page
 from minikv.course.grading.hand_ins import Student, students_in
 from minikv.course.judge import containment, process
 from minikv.course.judge.examine import import_checks
 from minikv.course.judge.raised import broken
 from minikv.course.judge.result import Line, Result
-from minikv.course.reports.report import Report
-
-COLUMNS = (
-    "student", "exercise", "title", "status", "points", "overridden", "checks passed", "checks",
-    "seconds", "message", "to be read", "on its word",
-)  # fmt: skip
-
-MISSING = "no"  # begins what is said where there is no file
-
-Results = list[tuple[Student, Result]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         print(broken(error), file=sys.stderr)
         return 2
     announce()
-    results: Results = []
+    results: tables.Results = []
     status = 0
     try:
         with workers(args.jobs) as pool, closing(Store(args.resume)) as store:
@@ -148,16 +135,16 @@ def run(args: argparse.Namespace) -> int:
     order = {name: i for i, name in enumerate(student.name for student in students)}
     results.sort(key=lambda one: (order[one[0].name], one[1].exercise))
     if args.csv:
-        write_whole(args.csv, as_csv(results, plan))
+        write_whole(args.csv, tables.as_csv(results, plan))
     if args.moodle:
-        write_whole(args.moodle, for_moodle(results, plan))
+        write_whole(args.moodle, tables.for_moodle(results, plan))
     if args.canvas:
-        write_whole(args.canvas, for_canvas(results, plan))
+        write_whole(args.canvas, tables.for_canvas(results, plan))
     if args.junit:
-        write_whole(args.junit, as_junit(results))
+        write_whole(args.junit, tables.as_junit(results))
     if args.page:
-        write_whole(args.page, as_page(results, to_be_read, plan))
-    print(as_text(results))
+        write_whole(args.page, as_page(results, plan))
+    print(tables.as_text(results, plan))
     unfinished = [f"{s.name} {r.exercise}" for s, r in results if r.status == "not finished"]
     if unfinished:
         print(f"\nNot finished, so without a mark: {', '.join(unfinished)}. Give the same command "
@@ -182,10 +169,9 @@ def announce() -> None:
     """Say, before anything is run, what no fence of this machine keeps from the students' code."""
     _, can = containment.reach()
     if can:
-        print(
-            f"On this machine a student's code can {', '.join(can)}. docs/GRADING.md says why.",
-            file=sys.stderr,
-        )
+        can_do = tables.in_words(can, "and")
+        said = f"On this machine a student's code can {can_do}. docs/GRADING.md says why."
+        print(said, file=sys.stderr)
 
 
 def progress_bar(total: int, results: Iterator) -> Iterator[tuple[Student, Result]]:
@@ -203,16 +189,15 @@ def grade(student: Student, exercise: Exercise) -> Result:
         file = student.file(exercise)
     except OSError as error:
         return _not_checked(exercise, error)
+    if file is None:
+        return tables.not_handed_in(student, exercise)
     return _report(grade_file(exercise.id, file))
 
 
-def grade_file(exercise_id: str, file: bytes | None) -> dict:
+def grade_file(exercise_id: str, file: bytes) -> dict:
     """The report on an exercise in a file's bytes, as a dict, for workers. The file lies in a
     folder of its own meanwhile, away from the student's and from all others'."""
     exercise = find(exercise_id)
-    if file is None:
-        missing = f"{MISSING} {exercise.chapter.file_name} was handed in"
-        return asdict(Result(exercise.id, "not started", 0, place=missing))
     try:
         with tempfile.TemporaryDirectory(prefix="minikv-") as place:
             folder = Path(place, "exercises")
@@ -238,10 +223,10 @@ def grades(
     exercise, because a process remembers what the reference gives. Students who handed in the
     same file, byte for byte, share its reports: it is checked once. What a limit has ended is
     checked again at the end, one by one: then nothing of ours keeps it from the processor."""
-    waiting: dict[Future, tuple[Exercise, bytes | None, list[Student]]] = {}
+    waiting: dict[Future, tuple[Exercise, bytes, list[Student]]] = {}
     files: dict[tuple[Student, str], bytes | OSError | None] = {}
     for exercise in exercises:
-        alike: dict[bytes | None, list[Student]] = {}
+        alike: dict[bytes, list[Student]] = {}
         for student in students:
             place = student, exercise.id[:2]
             if place not in files:
@@ -252,6 +237,9 @@ def grades(
             file = files[place]
             if isinstance(file, OSError):
                 yield student, _not_checked(exercise, file)
+                continue
+            if file is None:
+                yield student, tables.not_handed_in(student, exercise)
                 continue
             known = store.get(exercise, file)
             if known is not None:
@@ -310,7 +298,7 @@ class Store:
         self._database = sqlite3.connect(path or ":memory:")
         self._database.execute("CREATE TABLE IF NOT EXISTS reports (name PRIMARY KEY, report)")
 
-    def get(self, exercise: Exercise, file: bytes | None) -> dict | None:
+    def get(self, exercise: Exercise, file: bytes) -> dict | None:
         if not self._keeps:
             return None
         query = "SELECT report FROM reports WHERE name = ?"
@@ -321,7 +309,7 @@ class Store:
         # With more time than it had then, it may come to its end.
         return found if (found["ended_with"] or math.inf) >= process.time_limit() else None
 
-    def put(self, exercise: Exercise, file: bytes | None, report: dict) -> None:
+    def put(self, exercise: Exercise, file: bytes, report: dict) -> None:
         if self._keeps:
             with self._database:
                 row = _name(exercise, file), json.dumps(report)
@@ -331,9 +319,9 @@ class Store:
         self._database.close()
 
 
-def _name(exercise: Exercise, file: bytes | None) -> str:
+def _name(exercise: Exercise, file: bytes) -> str:
     """What a report depends on: the exercise, the file, and the version of the checks."""
-    content = "nothing" if file is None else hashlib.sha256(file).hexdigest()
+    content = hashlib.sha256(file).hexdigest()
     return f"{minikv.__version__} {exercise.id} {_checks(exercise.chapter.number)} {content}"
 
 
@@ -350,164 +338,3 @@ def _checks(number: str) -> str:
     places = ["*.py", *(f"{room}/*.{kind}" for room in rooms for kind in ("py", "toml"))]
     files = [file for place in places for file in sorted(package.glob(place))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-
-
-# ── What a person should read ─────────────────────────────────────────────────
-
-
-def to_be_read(student: Student, exercise: Exercise) -> list[str]:
-    """Lines of the student's file that are not plain code: "line 12: import gc"."""
-    return list(reading.beyond(student.text(exercise), exercise.chapter))
-
-
-# ── Tables ────────────────────────────────────────────────────────────────────
-
-
-def message(report: Result) -> str:
-    """The first failure, in one line."""
-    wrong = next((line for line in report.lines if not line.ok), None)
-    place = (report.place or "").replace("\n", " ")
-    if report.passed or (report.status == "not started" and not place.startswith(MISSING)):
-        return ""
-    if wrong is None:
-        return place
-    cause = f" ({wrong.cause})" if wrong.cause else ""
-    return f"{wrong.name}: {wrong.what}{cause}".replace("\n", " ")
-
-
-def as_csv(results: Results, plan: TermPlan = NO_PLAN) -> str:
-    rows: list[list] = [[*COLUMNS]]
-    for student, report in results:
-        exercise = find(report.exercise)
-        override = plan.overrides.get((student.name, exercise.id))
-        rows.append(
-            [student.name, exercise.id, exercise.title, report.status,
-             given(student, report, plan), override.why if override else "",
-             sum(line.ok for line in report.lines), report.total, f"{report.seconds:.1f}",
-             message(report), "; ".join(to_be_read(student, exercise)),
-             "; ".join(report.on_its_word)]
-        )  # fmt: skip
-    return _rows(rows)
-
-
-def given(student: Student, report: Result, plan: TermPlan) -> float:
-    """The points for an exercise: what the lecturer says; else, if it is passed, what the plan
-    gives for it, or its difficulty. NaN if it is not finished: there is no mark yet."""
-    override = plan.overrides.get((student.name, report.exercise))
-    if override is not None:
-        return override.points
-    if report.status == "not finished":
-        return math.nan
-    most = plan.most(find(report.exercise))
-    right = sum(line.ok for line in report.lines)
-    if report.status != "failed" or not plan.partial or not report.total:
-        return most if report.passed else 0  # a bug that is as it was found gives nothing
-    return round(most * right / report.total, 2)
-
-
-def points(results: Results, plan: TermPlan) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """What each week of the plan, or each chapter, can give, and what each student has of it."""
-    weeks = {e.id: f"week {week.number}" for week in plan.weeks for e in week.exercises}
-    possible: dict[str, float] = {}
-    reached: dict[str, dict[str, float]] = {}
-    for id_ in dict.fromkeys(report.exercise for _, report in results):
-        part = weeks.get(id_, id_[:2])
-        possible[part] = possible.get(part, 0) + plan.most(find(id_))
-    for student, report in results:
-        mine = reached.setdefault(student.name, dict.fromkeys(possible, 0))
-        mine[weeks.get(report.exercise, report.exercise[:2])] += given(student, report, plan)
-    return possible, {name: [*mine.values()] for name, mine in reached.items()}
-
-
-def for_moodle(results: Results, plan: TermPlan = NO_PLAN) -> str:
-    """A student's name is the user name there, if the plan's roster says so."""
-    possible, reached = points(results, plan)
-    head = ["username", *(f"minikv {part} (of {most:g})" for part, most in possible.items())]
-    rows = [[name, *mine, sum(mine)] for name, mine in reached.items()]
-    return _rows([[*head, f"minikv (of {sum(possible.values()):g})"], *rows])
-
-
-def for_canvas(results: Results, plan: TermPlan = NO_PLAN) -> str:
-    """With the number that Canvas has put before the files; else a student's name is the login
-    there. The second line says what can be reached."""
-    possible, reached = points(results, plan)
-    ids = {student.name: student.id for student, _ in results}
-    who = ["Student", "ID", "SIS User ID", "SIS Login ID", "Section"]
-    rows = [[name, ids[name], "", "" if ids[name] else name, "", *mine]
-            for name, mine in reached.items()]  # fmt: skip
-    most = ["    Points Possible", *[""] * 4, *possible.values()]
-    return _rows([[*who, *(f"minikv {part}" for part in possible)], most, *rows])
-
-
-def _rows(rows: list[list]) -> str:
-    out = io.StringIO()
-    table = csv.writer(out, lineterminator="\n")
-    table.writerows([[_cell(cell) for cell in row] for row in rows])
-    return out.getvalue()
-
-
-def _cell(cell: object) -> object:
-    """NaN as nothing, so that a gradebook keeps what it has. And a spreadsheet computes what begins
-    like a formula; a name or a message of a student's must not."""
-    if cell != cell:
-        return ""
-    is_one = isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{cell}" if is_one else cell
-
-
-def as_junit(results: Results) -> str:
-    root = ElementTree.Element("testsuites", name="minikv exercises")
-    suites: dict[str, ElementTree.Element] = {}
-    for student, report in results:
-        if student.name not in suites:
-            suites[student.name] = ElementTree.SubElement(root, "testsuite", name=student.name)
-        case = ElementTree.SubElement(
-            suites[student.name], "testcase", classname=student.name, name=report.exercise,
-            time=f"{report.seconds:.3f}",
-        )  # fmt: skip
-        if report.status == "not started":
-            ElementTree.SubElement(case, "skipped", message="not started")
-        elif report.status == "not finished":
-            ElementTree.SubElement(case, "error", message=_valid_in_xml(message(report)))
-        elif not report.passed:
-            text = _valid_in_xml(Report.of(report).text())
-            failure = ElementTree.SubElement(
-                case, "failure", message=_valid_in_xml(message(report))
-            )
-            failure.text = text
-    for suite in suites.values():
-        suite.set("tests", str(len(suite.findall("testcase"))))
-        suite.set("failures", str(len(suite.findall("testcase/failure"))))
-        suite.set("errors", str(len(suite.findall("testcase/error"))))
-        suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _valid_in_xml(text: str) -> str:
-    """Without the control characters that XML cannot hold, which a student's code may print."""
-    return "".join(c for c in text if c in "\t\n" or " " <= c <= "\ud7ff" or c >= "\ue000")
-
-
-def as_text(results: Results) -> str:
-    """One line per student: ✓ passed, ✗ failed, · not started, ? not finished."""
-    marks = {"passed": "✓", "failed": "✗", "not started": "·", "not finished": "?"}
-    lines: dict[str, list[str]] = {}
-    for student, report in results:
-        lines.setdefault(student.name, []).append(marks[report.status])
-    ids = list(dict.fromkeys(report.exercise for _, report in results))
-    width = max((len(name) for name in [*lines, "student"]), default=7)
-    head = "student".ljust(width) + "  " + " ".join(ids) + "  passed"
-    rows = [
-        f"{name.ljust(width)}  "
-        + " ".join(m.center(4) for m in row).ljust(5 * len(ids) - 1)
-        + f"  {row.count('✓'):3} of {len(ids)}"
-        for name, row in lines.items()
-    ]
-    places = dict.fromkeys(
-        f"{student.name}, {chapter_of(report.exercise).file_name}, {line}"
-        for student, report in results
-        for line in to_be_read(student, find(report.exercise))
-    )
-    remarks = ["", "Lines that are not plain code; read them:", *places]
-    return "\n".join([head, *rows, *(remarks if places else [])])

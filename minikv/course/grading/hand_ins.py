@@ -19,50 +19,66 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minikv.course.exercise_data import reader_files
-from minikv.course.exercise_data.manifest import Chapter, Exercise
+from minikv.course.exercise_data.manifest import Chapter, Exercise, chapters
 from minikv.course.grading.reading import printable
 
-# Who handed it in, and their number there; what Canvas adds, and what both put before a file.
+# Who handed it in, and their number there; what Canvas adds, a number for each file among it.
 PLATFORM = re.compile(
-    r"(?P<name>.+?)_(?P<id>\d+)_assignsubmission_[a-z]+_?|"
+    r"(?P<name>.+?)_(?P<id>\d+)_assignsubmission_(?P<kind>[a-z]+)_?|"
     r"(?P<login>[^_]+)(_LATE)?_(?P<user>\d+)_\d+_"
 )
 EXERCISES = re.compile(r"(ch\d\d_[a-z0-9_]+?)( ?\(\d+\)|[-_]\d+)?\.py")
 MOST_IN_A_ZIP = 1_000  # files that are looked at
+MOST_NAMED = 5  # files that are no exercises
 
 
 @dataclass(frozen=True)
 class Student:
-    """One student's hand-in: the files of `folder` whose names begin with `before`, or in `zip`."""
+    """One student's hand-in: the files of `folder`, or in `zip`. Without a folder, nothing."""
 
     name: str
-    folder: Path
-    before: str = ""
-    zip: Path | None = None
+    folder: Path | None
     id: str = ""  # on the platform
+    on_canvas: bool = False
+    together: bool = False  # the folder holds all students' files, each named with an id
+    zip: Path | None = None
 
-    def meant(self, chapter: Chapter) -> str:
-        """The name of the file that holds a chapter; "" without one. Raises OSError if there are
-        several."""
+    def files(self) -> dict[str, str]:
+        """Where each file is, and its name without what a platform has put before it."""
+        if self.folder is None:
+            return {}
         if self.folder.is_symlink():
             raise OSError(f"{self.folder.name} is a link, and no folder")
-        before = "" if self.zip else self.before
-        found = [name for name in self._names() if _is_of(chapter, Path(name).name, before)]
+        if self.zip is not None:
+            with _opened(self.zip) as archive:
+                inside = archive.namelist()[:MOST_IN_A_ZIP]
+            return {name: Path(name).name for name in inside if not name.endswith("/")}
+        names = os.listdir(self.folder)
+        if not self.together:
+            return {name: name for name in names}
+        known = filter(None, map(PLATFORM.match, names))
+        return {one.string: one.string[one.end() :] for one in known if _id(one) == self.id}
+
+    def meant(self, chapter: Chapter) -> str:
+        """Where the file is that holds a chapter; "" without one. Raises OSError if there are
+        several."""
+        found = [place for place, name in self.files().items() if _meant(name) == chapter.file_name]
         if len(found) > 1:
             raise OSError(f"which one is meant: {', '.join(sorted(found))}?")
         return (found or [""])[0]
 
-    def _names(self) -> list[str]:
-        if self.zip is None:
-            return os.listdir(self.folder)
-        with _opened(self.zip) as archive:
-            return archive.namelist()[:MOST_IN_A_ZIP]
+    def others(self) -> list[str]:
+        """The names of some files that are no chapter's: one may be, by another name."""
+        known = {chapter.file_name for chapter in chapters().values()}
+        names = {name for name in self.files().values() if _meant(name) not in known}
+        named = sorted(shown(name) for name in names if not name.startswith("."))
+        return named[:MOST_NAMED] + ["…"] * (len(named) > MOST_NAMED)
 
     def file(self, exercise: Exercise) -> bytes | None:
         """The file that holds an exercise; None if there is none. Raises OSError for one that
         cannot be read, or not at once."""
         name = self.meant(exercise.chapter)
-        if not name:
+        if not name or self.folder is None:
             return None
         if self.zip is not None:
             with _opened(self.zip) as archive, archive.open(name) as member:
@@ -82,9 +98,14 @@ class Student:
         return "" if len(file) > reader_files.LONGEST_FILE else file.decode("utf-8", "replace")
 
 
-def _is_of(chapter: Chapter, name: str, before: str) -> bool:
-    one = EXERCISES.fullmatch(name.removeprefix(before)) if name.startswith(before) else None
-    return one is not None and f"{one[1]}.py" == chapter.file_name
+def _meant(name: str) -> str:
+    """The exercise file that a name stands for; "" if it is no such name."""
+    one = EXERCISES.fullmatch(name)
+    return f"{one[1]}.py" if one else ""
+
+
+def _id(known: re.Match) -> str:
+    return known["id"] or known["user"]
 
 
 class _opened:
@@ -111,10 +132,8 @@ def find_student(folder: Path) -> Student:
     """The student whose folder this is. Raises ValueError for one that is empty. One that cannot
     be read is a student's: their reports say why."""
     folder = Path(os.path.abspath(folder))
-    one = Student(shown(folder.name), folder)
     known = PLATFORM.fullmatch(folder.name)
-    if known:
-        one = replace(one, name=shown(known["name"] or known["login"]), id=known["id"] or "")
+    one = _named(known, folder) if known else Student(shown(folder.name), folder)
     there: list[str] = []
     for place in (folder, folder / "exercises"):
         if place.is_symlink():
@@ -125,19 +144,30 @@ def find_student(folder: Path) -> Student:
             continue
         except OSError:
             return replace(one, folder=place)
-        if any(map(EXERCISES.fullmatch, names)):
+        if any(map(_meant, names)):
             return replace(one, folder=place)
         there += [str(place / name) for name in names]
     if not there:
         raise ValueError(f"{folder}: is no folder with a hand-in")
-    zips = [Path(name) for name in there if name.lower().endswith(".zip")]
-    return replace(one, zip=zips[0]) if len(zips) == 1 else one
+    return replace(one, zip=_only_zip(there))
+
+
+def _named(known: re.Match, folder: Path) -> Student:
+    """Who is told by the name of a file or folder."""
+    name = known["name"] or known["login"]
+    return Student(shown(name), folder, _id(known), on_canvas=known["user"] is not None)
+
+
+def _only_zip(names: Iterable[str]) -> Path | None:
+    zips = [Path(name) for name in names if name.lower().endswith(".zip")]
+    return zips[0] if len(zips) == 1 else None
 
 
 def students_in(
     folders: Iterable[Path], roster: Mapping[str, str]
 ) -> Iterator[Student | ValueError]:
-    """All students of these folders, by names of their own; errors about those that hold none."""
+    """All students of these folders, by names of their own, and those of the roster who handed
+    in nothing; errors about folders that hold none, and about who is not in the roster."""
     found: list[Student] = []
     for folder in map(Path, map(os.path.abspath, folders)):
         try:
@@ -145,10 +175,16 @@ def students_in(
         except ValueError as error:
             yield error
     count = Counter(one.name for one in found)
+    rest = dict.fromkeys(roster.values())
     for one in found:
         more = one.id and f"{one.name} {one.id}"
-        name = one.name if count[one.name] == 1 else more or shown(one.folder)
-        yield replace(one, name=roster.get(name, name))
+        name = one.name if count[one.name] == 1 else more or shown(one.folder or "")
+        if roster and name not in roster and name not in rest:
+            yield ValueError(f"roster: has no name {name!r}, which the tables therefore keep")
+        yield replace(one, name=(known := roster.get(name, name)))
+        rest.pop(known, None)
+    if found:
+        yield from (Student(name, None) for name in rest)
 
 
 def _in_download(folder: Path) -> list[Student]:
@@ -157,21 +193,23 @@ def _in_download(folder: Path) -> list[Student]:
         names = sorted(os.listdir(folder)) if not folder.is_symlink() else []
     except OSError:
         return []
-    found: dict[str, Student] = {}
-    for name in names:
-        known = PLATFORM.match(name)
-        place = folder / name
-        if known is None:
-            continue
-        who, id_ = shown(known["name"] or known["login"]), known["id"] or known["user"]
-        zips = place if name.lower().endswith(".zip") else None
-        if place.is_dir():
-            found[name] = Student(who, place, id=id_)
-            with suppress(ValueError):  # it is empty
-                found[name] = find_student(place)
-        elif zips is None or known[0] not in found:
-            found[known[0]] = Student(who, folder, known[0], zips, id_)
-    return [*found.values()]
+    theirs: dict[str, list[re.Match]] = {}
+    for known in filter(None, map(PLATFORM.match, names)):
+        theirs.setdefault(_id(known), []).append(known)
+    return [_one_of_many(folder, files) for files in theirs.values()]
+
+
+def _one_of_many(folder: Path, known: list[re.Match]) -> Student:
+    """A student by what is named with their id. Moodle has a text, too, where it asks for one."""
+    known.sort(key=lambda one: one["kind"] not in (None, "file"))
+    first = folder / known[0].string
+    if first.is_dir():
+        with suppress(ValueError):  # it is empty
+            return find_student(first)
+        return _named(known[0], first)
+    one = replace(_named(known[0], folder), together=True)
+    has_any = any(_meant(one.string[one.end() :]) for one in known)
+    return one if has_any else replace(one, zip=_only_zip(str(folder / k.string) for k in known))
 
 
 def shown(name: str | Path) -> str:

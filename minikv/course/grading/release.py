@@ -15,9 +15,11 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import UTC
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,7 +28,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from minikv.course.chapters import notebook, title
 from minikv.course.exercise_data.manifest import Chapter, Exercise, ReaderError, chapter_of
-from minikv.course.exercise_data.plan import NO_PLAN, TermPlan
+from minikv.course.exercise_data.plan import NO_PLAN, TermPlan, Week
 from minikv.course.exercise_data.plan import read as read_plan
 from minikv.course.exercise_data.skeletons import skeleton
 from minikv.course.exercise_data.whole_files import write_whole
@@ -44,10 +46,13 @@ configure(c)
 TASK = re.compile(r"### (\d\d\.\d+) .*\n+")
 OPENING = """# {title}
 
-Write your solutions into {files}, beside this notebook, and save.
+Write your solutions of {ids} into {files}, beside this notebook, and save.
 The cells below check them: what differs, the likely cause, and where to look. Hand in the whole
 folder{due}. Only what you write there is graded, {points:g} points in all; cells that you add to
-this notebook are not run."""
+this notebook are not run.
+
+The texts are those of {notebooks}: "above" is there, and so are exercises that are named here and
+not asked for."""
 BEGIN = """from minikv.course.grading.cells import begin, must_pass
 from minikv.course.lab import check, hint, why
 
@@ -84,22 +89,27 @@ def run(args: argparse.Namespace) -> int:
         return 2
     name = made.name
     print(f"{args.out / 'source' / name}: the source version, {made.points:g} points.")
-    generate = ["nbgrader", "generate_assignment", name]
+    commands = [["nbgrader", "generate_assignment", name, "--force"]]
+    if made.week is not None and made.week.deadline is not None:
+        until = f"{made.week.deadline.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        commands.append(["nbgrader", "db", "assignment", "add", name, f"--duedate={until}"])
     if find_spec("nbgrader") is None:
+        then = "\n".join(f"    {shlex.join(command)}" for command in commands)
         print(
             "nbgrader is not installed here, so there is no release version yet.\n"
-            f"    pip install 'minikv[class]'\n    cd {args.out}\n    {' '.join(generate)}"
+            f"    pip install 'minikv[class]'\n    cd {args.out}\n{then}"
         )
         return 0
     # nbgrader looks for a program of its environment on the path.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", *generate],
-        cwd=args.out, env=os.environ | {"PATH": path}, capture_output=True, text=True,
-    )  # fmt: skip
-    if done.returncode:
-        print(done.stderr, file=sys.stderr)
-        return 1
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=args.out, env=os.environ | {"PATH": path}, capture_output=True, text=True,
+        )  # fmt: skip
+        if done.returncode:
+            print(done.stderr, file=sys.stderr)
+            return 1
     print(f"{args.out / 'release' / name}: the release version, which students get.")
     return 0
 
@@ -112,7 +122,7 @@ class Assignment:
     title: str
     exercises: tuple[Exercise, ...]
     plan: TermPlan = NO_PLAN
-    due: str = ""
+    week: Week | None = None
 
     @property
     def points(self) -> float:
@@ -132,14 +142,17 @@ def assignment(number: str, plan: str | None) -> Assignment:
     read = read_plan(plan)
     week = read.week(int(number) if number.isdecimal() else 0)
     name = f"{read.name}: week {week.number}"
-    return Assignment(f"week{week.number:02}", name, week.exercises, read, week.due)
+    return Assignment(f"week{week.number:02}", name, week.exercises, read, week)
 
 
 def write_source(made: Assignment, out: Path) -> None:
     """Raises ReaderError if there is a source version already: it may have been edited."""
     folder = out / "source" / made.name
     if folder.exists():
-        raise ReaderError(f"{folder} is there already; remove it to have it made again")
+        raise ReaderError(
+            f"{folder} is there already, perhaps with changes of yours. To have it made again: "
+            f"rm -r {shlex.quote(str(folder))}, and the same command"
+        )
     folder.mkdir(parents=True)
     for chapter in made.chapters:
         write_whole(folder / chapter.file_name, skeleton(chapter))
@@ -150,9 +163,12 @@ def write_source(made: Assignment, out: Path) -> None:
 
 def source(made: Assignment) -> nbformat.NotebookNode:
     """The notebook of the source version."""
+    due = made.week.due if made.week is not None else ""
     opening = OPENING.format(
-        title=made.title, points=made.points, due=f", {made.due}" if made.due else "",
+        title=made.title, points=made.points, due=f", {due}" if due else "",
+        ids=", ".join(exercise.id for exercise in made.exercises),
         files=" and ".join(f"`{chapter.file_name}`" for chapter in made.chapters),
+        notebooks=" and ".join(f"`notebooks/{notebook(c.number)}`" for c in made.chapters),
     )  # fmt: skip
     numbers = ", ".join(f'"{chapter.number}"' for chapter in made.chapters)
     ids = "".join(f', "{exercise.id}"' for exercise in made.exercises)

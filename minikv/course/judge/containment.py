@@ -122,7 +122,7 @@ def reach() -> tuple[list[str], list[str]]:
         landlock, scopes = _landlock_version() >= 1, _landlock_version() >= SCOPES_SINCE
         calls = _has("filter") and namespaces.attempted(lambda: refused_calls.refuse(True))
     kept_from = {
-        "read your files, the answers too": landlock,
+        "read your files and the answers": landlock,
         "write to files": apart or landlock,
         "change the modes and times of files": apart or calls,
         "look into other processes": apart or landlock,

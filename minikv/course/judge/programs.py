@@ -78,7 +78,7 @@ def decoded(lm: LanguageModel, prompts: list[list[int]], outputs: list) -> str:
     return f"{lengths} prompt tokens, {len(found)} new ones each, same tokens as the oracle"
 
 
-def advice(exercise: str, name: str) -> tuple[str, str]:
+def advice(exercise: str, name: str) -> tuple[str, str | None]:
     """Cause and look of a known mistake, for a check that finds it out by itself. Asked when the
     checks are imported: where they run, nobody can read about mistakes."""
     mistake = mistake_named(find(exercise), name)

@@ -254,33 +254,20 @@ def counts(mine, program, log: Log) -> None:
         log(text, {"what comes back:": found})
 
 
-scenario(
-    "05.3",
-    counts,
-    *(
-        Group(name, programs, look="draw the blocks of two samples, full ones and the last")
-        for name, programs in {
-            "the walk-through": ((2, 7, 1, 4), (2, 7, 2, 4), (2, 7, 0, 4)),
-            "before any sample has written": ((8, 100, 0, 16), (3, 8, 0, 4), (5, 1, 0, 16)),
-            "one token each": ((8, 100, 1, 16), (4, 3, 1, 4), (3, 6, 1, 3)),
-            "a prompt that ends with a block": (
-                (4, 48, 1, 16),
-                (4, 48, 16, 16),
-                (4, 48, 17, 16),
-                (2, 4, 1, 4),
-            ),
-            "long answers": ((4, 50, 500, 16), (16, 7, 99, 4), (2, 5, 6, 1)),
-            "one sample": ((1, 50, 0, 16), (1, 50, 20, 16), (1, 48, 1, 16)),
-            "every other number": [
-                (n, num_prompt, num_new, size)
-                for size in (1, 3, 4, 16)
-                for num_prompt in (1, 2, size, size + 1, 3 * size - 1, 3 * size)
-                for num_new in (0, 1, 2, size, 2 * size + 1)
-                for n in (1, 2, 5)
-            ],
-        }.items()
-    ),
-)
+DRAW = "draw the blocks of two samples, full ones and the last"
+
+scenario("05.3", counts,
+    Group("the walk-through", [(2, 7, 1, 4), (2, 7, 2, 4), (2, 7, 0, 4)], DRAW),
+    Group("before any sample has written", [(8, 100, 0, 16), (3, 8, 0, 4), (5, 1, 0, 16)], DRAW),
+    Group("one token each", [(8, 100, 1, 16), (4, 3, 1, 4), (3, 6, 1, 3)], DRAW),
+    Group("a prompt that ends with a block",
+          [(4, 48, 1, 16), (4, 48, 16, 16), (4, 48, 17, 16), (2, 4, 1, 4)], DRAW),
+    Group("long answers", [(4, 50, 500, 16), (16, 7, 99, 4), (2, 5, 6, 1)], DRAW),
+    Group("one sample", [(1, 50, 0, 16), (1, 50, 20, 16), (1, 48, 1, 16)], DRAW),
+    Group("every other number", [(n, num_prompt, num_new, size) for size in (1, 3, 4, 16)
+          for num_prompt in (1, 2, size, size + 1, 3 * size - 1, 3 * size)
+          for num_new in (0, 1, 2, size, 2 * size + 1) for n in (1, 2, 5)], DRAW),
+)  # fmt: skip
 
 
 # ── 05.4 Beams fork and end ───────────────────────────────────────────────────
