@@ -30,10 +30,10 @@ def blame(role: str, call: Callable, *arguments: Any, **named: Any) -> Any:
         raise
 
 
-def require(condition: Any, broken: str) -> None:
-    """Raises AssertionError, saying what is broken, unless the condition holds."""
+def require(condition: Any, broken: str, part: str = "") -> None:
+    """Raises AssertionError, saying what is broken of which part, unless the condition holds."""
     if not condition:
-        raise AssertionError(broken)
+        raise AssertionError(f"{part}: {broken}" if part else broken)
 
 
 def require_int(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:

@@ -19,12 +19,14 @@ oldest entry of that list is always a leaf.
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any, NamedTuple
 
 from minikv.blocks import BlockPool
 from minikv.errors import require, require_int
 
 Key = tuple[int, ...]  # the tokens of one block
+_require = partial(require, part="prefix cache")
 
 
 class Node:
@@ -189,22 +191,22 @@ class RadixCache:
         nodes = list(self.nodes())
         cached = list(self.block_ids())
         evictable = sum(len(node.block_ids) for node in nodes if node.lock_count == 0)
-        require(len(set(cached)) == len(cached), "a block is in the tree twice")
-        require(len(cached) == self.num_cached_blocks, "num_cached_blocks is off")
-        require(evictable == self.num_evictable_blocks, "num_evictable_blocks is off")
+        _require(len(set(cached)) == len(cached), "a block is in the tree twice")
+        _require(len(cached) == self.num_cached_blocks, "num_cached_blocks is off")
+        _require(evictable == self.num_evictable_blocks, "num_evictable_blocks is off")
         age = {node: i for i, node in enumerate(self.unlocked)}
-        require(age.keys() == {n for n in nodes if n.lock_count == 0}, "unlocked list is off")
+        _require(age.keys() == {n for n in nodes if n.lock_count == 0}, "unlocked list is off")
         for node in nodes:
-            require(len(node.keys) == len(node.block_ids) > 0, "a node without blocks")
-            require(all(len(key) == self.block_size for key in node.keys), "a key of another size")
-            require(node.parent.children.get(node.keys[0]) is node, "a child under a wrong key")
-            require(all(map(self.pool.ref_count, node.block_ids)), "a cached block is free")
+            _require(len(node.keys) == len(node.block_ids) > 0, "a node without blocks")
+            _require(all(len(key) == self.block_size for key in node.keys), "a key of another size")
+            _require(node.parent.children.get(node.keys[0]) is node, "a child under a wrong key")
+            _require(all(map(self.pool.ref_count, node.block_ids)), "a cached block is free")
             for child in node.children.values():
-                require(child.parent is node, "a child of two nodes")
-                require(node.lock_count >= child.lock_count, "a lock does not cover an ancestor")
-                require(node.lock_count or age[child] < age[node], "child younger than its parent")
+                _require(child.parent is node, "a child of two nodes")
+                _require(node.lock_count >= child.lock_count, "a lock does not cover an ancestor")
+                _require(node.lock_count or age[child] < age[node], "child younger than its parent")
         for salt, root in self._roots.items():
-            require(root.children and root.salt == salt, "an empty or misplaced root")
+            _require(root.children and root.salt == salt, "an empty or misplaced root")
 
     def _keys(self, token_ids: Seq[int]) -> list[Key]:
         # An incomplete last block is left out.

@@ -17,6 +17,7 @@ them, no other sequence may need them.
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Seq
+from functools import partial
 
 import numpy as np
 
@@ -26,6 +27,8 @@ from minikv.errors import OutOfBlocks, require
 from minikv.groups.layout import GroupedStore
 from minikv.paged import KVStore
 from minikv.radix import MatchResult, RadixCache
+
+_require = partial(require, part="groups")
 
 
 def first_seen(position: int, window: int, block_size: int) -> int:
@@ -185,19 +188,19 @@ class GroupPool(BlockPool):
         """Raise AssertionError, naming what is broken, unless every invariant holds."""
         held = self.part_of[self.part_of >= 0].tolist()
         all_parts = sorted([*held, *self._free_parts])
-        require(all_parts == list(range(self.store.num_parts)), "a part is lost or held twice")
+        _require(all_parts == list(range(self.store.num_parts)), "a part is lost or held twice")
         for block_id, count in enumerate(self._ref_counts):
             full, windowed = np.split(self.part_of[:, block_id] >= 0, [self.layout.num_full])
-            require(bool((full == (count > 0)).all()), f"parts of block {block_id}")
-            require(len(set(windowed.tolist())) <= 1, f"window parts of block {block_id}")
+            _require(bool((full == (count > 0)).all()), f"parts of block {block_id}")
+            _require(len(set(windowed.tolist())) <= 1, f"window parts of block {block_id}")
             needed, has_windows = self._needed[block_id], bool(windowed.all())
-            require(0 <= needed <= count, f"block {block_id}: {needed} tables of {count} holders")
-            require(not needed or has_windows, f"block {block_id} lacks its window")
+            _require(0 <= needed <= count, f"block {block_id}: {needed} tables of {count} holders")
+            _require(not needed or has_windows, f"block {block_id} lacks its window")
             is_spare = block_id in self._spare
-            require(not is_spare or has_windows, f"block {block_id} has no spare")
-            require(not (is_spare and needed), f"block {block_id} is spare, and needed")
+            _require(not is_spare or has_windows, f"block {block_id} has no spare")
+            _require(not (is_spare and needed), f"block {block_id} is spare, and needed")
             is_promised = block_id in self.promised
-            require(not is_promised or needed == 1, f"block {block_id}: promised, and {needed}")
+            _require(not is_promised or needed == 1, f"block {block_id}: promised, and {needed}")
 
 
 class GroupTable(BlockTable):

@@ -5,12 +5,14 @@ sequences share a token when the same cell names both, so a fork copies nothing.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from minikv.errors import require, require_int
 
 ALL = -1  # in place of a sequence: every sequence
 FREE = -1  # in place of a position: the cell holds no token
 PADDING = 32  # attention reads a multiple of this many cells
+_require = partial(require, part="ring")
 
 
 class OutOfCells(Exception):
@@ -243,18 +245,18 @@ class Cells:
     def check(self) -> None:
         """Raise AssertionError, naming what is broken, unless the bookkeeping is consistent."""
         lengths = len(self.positions), len(self.sequences), len(self.shifts)
-        require(set(lengths) == {self.num_cells}, f"{self.num_cells} cells, lists of {lengths}")
-        require(0 <= self.head < self.num_cells, f"the head is at {self.head}")
+        _require(set(lengths) == {self.num_cells}, f"{self.num_cells} cells, lists of {lengths}")
+        _require(0 <= self.head < self.num_cells, f"the head is at {self.head}")
         for cell, (position, owners) in enumerate(zip(self.positions, self.sequences, strict=True)):
             shift = self.shifts[cell]
-            require(position >= FREE, f"cell {cell} stands at position {position}")
-            require(all(seq >= 0 for seq in owners), f"cell {cell} belongs to {owners}")
+            _require(position >= FREE, f"cell {cell} stands at position {position}")
+            _require(all(seq >= 0 for seq in owners), f"cell {cell} belongs to {owners}")
             if position == FREE:
-                require(not owners, f"free cell {cell} belongs to {owners}")
-                require(shift == 0, f"free cell {cell} has a shift of {shift}")
+                _require(not owners, f"free cell {cell} belongs to {owners}")
+                _require(shift == 0, f"free cell {cell} has a shift of {shift}")
             else:
-                require(len(owners) > 0, f"cell {cell} at position {position} belongs to nobody")
-                require(position >= shift, f"cell {cell}: K was turned to {position - shift}")
+                _require(len(owners) > 0, f"cell {cell} at position {position} belongs to nobody")
+                _require(position >= shift, f"cell {cell}: K was turned to {position - shift}")
 
     def _positions_of(self, seq: int) -> set[int]:
         pairs = zip(self.positions, self.sequences, strict=True)

@@ -206,6 +206,10 @@ def test_points_are_the_plans_by_lines_and_by_hand(plan, results):
     assert "ben|04.1|failed|1|1.5|talked to" in row and "ben *|1.5|8|9.5" in row
     assert "Two weeks: week 1 until Fri 05 March 2027, 23:59, week 2." in page
     assert "ben, 04.1: 1.5 instead of 1 points: talked to" in tables.as_text(results, plan)
+    thirds = [
+        (results[0][0], Result(id_, "failed", 3, results[0][1].lines)) for id_ in ("04.1", "04.2")
+    ]
+    assert tables.for_moodle(thirds, plan).splitlines()[1] == "ada,0.67,2.67,3.34"
     found = Result("04.1", "not started", 2, [Line("a", True)])  # a bug as it was found
     assert tables.given(results[0][0], found, plan) == 0
     without = plans.NO_PLAN

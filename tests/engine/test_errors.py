@@ -414,6 +414,48 @@ def test_nothing_is_thrown_away_but_after_a_failure(llama):
     assert engine.step() == [] and engine.stats().steps == stats.steps
 
 
+@pytest.mark.parametrize("call", [Engine.step, lambda engine: engine.add_request([9])])
+def test_whatever_is_called_after_a_failure_begins_anew(llama, call):
+    engine = careful_engine(llama.lm, small())
+    engine.add_request([1, 2, 3], SamplingParams(max_tokens=4, stop=(3,)))
+    [sequence] = engine.request(0).sequences
+    engine.attention.interrupt(OSError("gone"))
+    with pytest.raises(OSError, match="gone"):
+        engine.step()
+    call(engine)
+    assert sequence.num_preemptions == 1
+    drain(engine)
+    assert sequence.num_output > 0  # the prompt's last token is none of its own
+
+
+def test_who_had_all_tokens_when_a_step_failed_is_finished(llama):
+    """What failed is told, and no later step returns the request."""
+    engine = Engine(llama.lm, small())
+    engine.scheduler.remove = lambda sequence: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        engine.generate([1, 2, 3], SamplingParams(max_tokens=2))
+    assert not engine.has_unfinished and engine.step() == []
+
+
+def test_a_fork_that_failed_halfway_is_begun_anew(llama):
+    engine, params = Engine(llama.lm, small()), SamplingParams(max_tokens=3, n=3)
+    [expected] = engine.generate([1, 2, 3], params)
+    add, forks = engine.scheduler.add_running, []
+
+    def add_once(sequence):
+        forks.append(sequence)
+        if len(forks) == 2:
+            raise OSError("gone")
+        add(sequence)
+
+    engine.scheduler.add_running = add_once
+    request_id = engine.add_request([1, 2, 3], params)
+    with pytest.raises(OSError, match="gone"):
+        engine.step()
+    found = drain(engine)[request_id].samples
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected.samples]
+
+
 @pytest.mark.parametrize(
     ("prefix_cache", "said"), [(False, "2 are free and 0"), (True, "1 are free and 1")]
 )

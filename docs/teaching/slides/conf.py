@@ -12,7 +12,10 @@ suppress_warnings = ["myst.header"]
 revealjs_static_path = ["_static"]
 revealjs_css_files = ["slides.css"]
 revealjs_style_theme = "white"
-revealjs_script_plugins = [{"name": "RevealNotes", "src": "revealjs/plugin/notes/notes.js"}]
+revealjs_script_plugins = [
+    {"name": "RevealNotes", "src": "revealjs/plugin/notes/notes.js"},
+    {"name": "RevealZoom", "src": "revealjs/plugin/zoom/zoom.js"},
+]
 revealjs_script_conf = {
     "width": 1280,
     "height": 720,
@@ -20,4 +23,5 @@ revealjs_script_conf = {
     "slideNumber": "c/t",
     "transition": "none",
     "center": False,
+    "zoomLevel": 3,  # a label of a tall picture may have 6 pixels; from 18 on it can be read
 }

@@ -7,6 +7,7 @@ holds, so the slides change when the notebooks are run again.
 import os
 import re
 import tomllib
+from base64 import b64decode, b64encode
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -20,6 +21,8 @@ WHOSE = ": the reference's, until you pass"  # what `mine` prints
 ROOT = Path(__file__).resolve().parents[3]
 NOTEBOOKS, COURSE = ROOT / "notebooks", ROOT / "minikv" / "course"
 PLANS = COURSE / "plans"
+AREA = 1260, 560  # pixels that most pictures have on a slide of 1280 x 720
+READABLE, MOST_GROWTH = 18, 1.1  # pixels; what labels may grow without meeting each other
 
 
 @cache
@@ -94,8 +97,23 @@ class Stored(Directive):
         found = re.search(r"data:image/[^'\"]+", html)
         if found is None:
             return None
-        uri = found[0]
-        return nodes.image(uri=uri, alt=data.get("text/plain", ""))
+        return nodes.image(uri=readable(found[0]), alt=data.get("text/plain", ""))
+
+
+def readable(uri: str) -> str:
+    """A picture whose labels are a little larger where the last row could not read them."""
+    kind, _, data = uri.partition("svg+xml;base64,")
+    svg = b64decode(data).decode() if data else ""
+    if (box := re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)) is None:
+        return uri
+    least = READABLE / min(AREA[0] / float(box[1]), AREA[1] / float(box[2]))
+
+    def larger(match: re.Match) -> str:
+        size = float(match[1])
+        return f"font-size:{max(size, min(least, size * MOST_GROWTH)):.2f}px"
+
+    svg = re.sub(r"font-size:([\d.]+)px", larger, svg)
+    return f"{kind}svg+xml;base64,{b64encode(svg.encode()).decode()}"
 
 
 class Notes(Directive):

@@ -39,7 +39,7 @@ def as_page(results: Results, plan: TermPlan) -> str:
         _section("How many exercises each student passed", _spread(results)),
         _section("Exercises", _exercises(results)),
         _section("What went wrong most often", _mistakes(results)),
-        _section("Handed in under another name", _misnamed(results)),
+        _section("Not checked", _not_checked(results)),
         _section("Marks of yours, which win over the checks", _overridden(results, plan)),
         _section("Equal files", _equal(results)),
         _section("Solutions that are alike", _alike(results)),
@@ -165,9 +165,9 @@ def _mistakes(results: Results) -> str:
     return _table(["students", "exercise", "what", "cause"], rows, {0})
 
 
-def _misnamed(results: Results) -> str:
-    rows = [[escape(cell) for cell in row] for row in tables.misnamed(results)]
-    return _table(["student", "what is there"], rows)
+def _not_checked(results: Results) -> str:
+    rows = [[escape(cell) for cell in row] for row in tables.not_checked(results)]
+    return _table(["student", "why"], rows)
 
 
 def _overridden(results: Results, plan: TermPlan) -> str:

@@ -213,7 +213,7 @@ def grade_file(exercise_id: str, file: bytes) -> dict:
 
 def _not_checked(exercise: Exercise, error: Exception, status: str = "failed") -> Result:
     why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return Result(exercise.id, status, 0, place=f"could not be checked: {why}")
+    return Result(exercise.id, status, 0, place=f"{tables.NOT_CHECKED}{why}")
 
 
 def grades(

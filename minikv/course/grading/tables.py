@@ -18,6 +18,7 @@ COLUMNS = (
     "seconds", "message", "to be read", "on its word",
 )  # fmt: skip
 
+NOT_CHECKED = "could not be checked: "
 Results = list[tuple[Student, Result]]
 
 
@@ -134,10 +135,10 @@ def _rows(rows: list[list]) -> str:
 
 
 def _cell(cell: object) -> object:
-    """NaN as nothing, so that a gradebook keeps what it has. And a spreadsheet computes what begins
-    like a formula; a name or a message of a student's must not."""
-    if cell != cell:
-        return ""
+    """NaN as nothing, so that a gradebook keeps what it has; a sum of points to cents. And a
+    spreadsheet computes what begins like a formula; a name or a message of a student's must not."""
+    if isinstance(cell, float):
+        return "" if math.isnan(cell) else round(cell, 2)
     is_one = isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{cell}" if is_one else cell
 
@@ -194,7 +195,7 @@ def as_text(results: Results, plan: TermPlan = NO_PLAN) -> str:
         for name, row in lines.items()
     ]
     remarks = {
-        "Handed in under another name:": [f"{who}: {what}" for who, what in misnamed(results)],
+        "Not checked; look at these:": [f"{who}: {what}" for who, what in not_checked(results)],
         "Marks of yours, which win over the checks:": [
             f"{who}, {id_}: {points} instead of {of_check} points: {why}"
             for who, id_, _, of_check, points, why in overridden(results, plan)
@@ -207,10 +208,11 @@ def as_text(results: Results, plan: TermPlan = NO_PLAN) -> str:
     return "\n".join([head, *rows, *told])
 
 
-def misnamed(results: Results) -> list[tuple[str, str]]:
-    """(student, what is said) where there are files, but not under the name that is asked for."""
-    found = ((student.name, message(one)) for student, one in results if is_absent(one))
-    return list(dict.fromkeys(pair for pair in found if "there is" in pair[1]))
+def not_checked(results: Results) -> list[tuple[str, str]]:
+    """(student, what is said) where there are files, but none that could be checked, as under
+    another name than the one that is asked for."""
+    found = ((student.name, message(one)) for student, one in results if not one.lines)
+    return list(dict.fromkeys(p for p in found if "there is" in p[1] or NOT_CHECKED in p[1]))
 
 
 def overridden(results: Results, plan: TermPlan) -> list[tuple[str, str, str, str, str, str]]:
