@@ -20,20 +20,13 @@ def by_list(
 
     q, k (T, H, N), v (T, H, D), g, beta (T, H) -> (T, H, D), what is read after each token.
     """
-    total = g.cumsum(0)
-    written: list[torch.Tensor] = []  # r of each token, (H, D)
-    out = []
+    total, r, out = g.cumsum(0), torch.zeros_like(v), torch.zeros_like(v)
     for i in range(len(q)):
         left = beta[: i + 1] * (total[i] - total[: i + 1]).exp()  # (i + 1, H): of each write
-
-        def read(vector: torch.Tensor, left: torch.Tensor = left) -> torch.Tensor:
-            said = left[: len(written)] * (k[: len(written)] * vector).sum(-1)  # (_, H)
-            return sum((a[:, None] * r for a, r in zip(said, written, strict=True)),
-                       torch.zeros_like(v[0]))  # fmt: skip
-
-        written.append(v[i] - read(k[i]))
-        out.append(read(q[i]))
-    return torch.stack(out)
+        near, asked = (left * (k[: i + 1] * one).sum(-1) for one in (k[i], q[i]))
+        r[i] = v[i] - (near[:i, :, None] * r[:i]).sum(0)
+        out[i] = (asked[..., None] * r[: i + 1]).sum(0)
+    return out
 
 
 def random_tokens(

@@ -159,9 +159,9 @@ def copies_picture(again: Mapping[str, Mapping[float, Mapping[str, int]]]) -> st
     for axes, (name, by_size) in zip(panels, again.items(), strict=True):
         for place, policy in enumerate(next(iter(by_size.values()))):
             tokens = [found[policy] for found in by_size.values()]
-            axes.plot(list(by_size), [one / 1000 for one in tokens], "os^D"[place] + ("--", "-.", ":", "-")[place],
-                      color=style.PALETTE[(1, 5, 0, 3)[place]], markersize=5,
-                      label=policy)  # fmt: skip
+            line, shade = ("o--", "s-.", "^:", "D-")[place], style.PALETTE[(1, 5, 0, 3)[place]]
+            thousands = [one / 1000 for one in tokens]
+            axes.plot(list(by_size), thousands, line, color=shade, markersize=5, label=policy)
             told.append(f"{name}, {policy}: {', '.join(f'{one:,}' for one in tokens)}")
         axes.set_xscale("log", base=2)
         axes.set_ylim(0)

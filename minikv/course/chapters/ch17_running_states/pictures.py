@@ -16,7 +16,7 @@ def misread_picture(errors: Mapping[str, Sequence[float]], most: float = 3.5) ->
         some = ", ".join(f"{by_age[age]:.2f}" for age in (0, 16, 63))
         told.append(f"{name}: {some}")
     axes.axhline(1, color=style.FAINT, lw=0.8)
-    axes.text(62, 1.05, "reads nothing", ha="right", fontsize=9, color=style.FAINT)
+    axes.text(0.6, 1.06, "an empty state", fontsize=9, color=style.FAINT)
     axes.set_xlim(0, 63)
     axes.set_ylim(0, most)
     axes.legend(frameon=False, fontsize=9)
