@@ -40,13 +40,14 @@ ABSOLUTE_PATH = re.compile(
 # ── Every notebook ────────────────────────────────────────────────────────────
 
 
-@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem, scope="module")
 def path(request):
     return request.param
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def notebook(path):
+    """Read once, for all its tests in turn."""
     return nbformat.read(path, as_version=4)
 
 
