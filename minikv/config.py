@@ -70,7 +70,9 @@ class EngineConfig:
     state_bytes, state_interval: for a model with layers that keep a state: how much memory copies
         of states may take in the prefix cache; and how many tokens of a prompt may lie between two
         copies (0: any number, for they are kept at the ends of sequences and where prompts part).
-        See `minikv.states`.
+        Such a model has no kv_dtype, retention, batch_invariant or attention "triton", no
+        host_blocks (tiers, swapping) and no sessions yet, and is no draft_model; each says so. See
+        `minikv.states`.
     """
 
     num_blocks: int = 512

@@ -45,7 +45,7 @@ SMALL = {
     "radix": "--nodes 1000 2000 --requests 3 --tokens 20",
     "endless": "--tokens 40",
     "cluster": "--workers 1 2 --hidden 64 --layers 2 --length 64",
-    "hybrid": "--hidden 64 --window 16 --lengths 64 --conversations 2 --turns 2",
+    "hybrid": "--hidden 64 --window 16 --lengths 64 --conversations 2 --turns 2 --contexts 40",
     "speculative": "--batch 1 2 --prompt 90 --tokens 6",
     "tiers": "--hidden 64 --layers 2 --length 64 --conversations 3 --turns 2",
     "paging": "--requests 20 --block-sizes 1 16 --pools 50 100",

@@ -1,4 +1,6 @@
-"""A model of which four layers in five have a window: all layers alike, and in KV groups.
+"""Two kinds of layers in one model.
+
+Four layers in five have a window: all layers alike, and in KV groups.
 
 memory     bytes of K and V that a sequence holds for each of its tokens, after its prompt
 running    sequences that decode at once in the same memory, when no further one is admitted
@@ -6,13 +8,22 @@ hits       conversations that take turns, in a pool that cannot hold all of them
 decode     tokens per second of eight sequences, for what looking up parts costs
 
 Weights are random. That the tokens are the same is checked in each run.
+
+Three layers in five keep a state: tinypy, and tinypy-states.
+
+bytes      of K and V, and of states, that one sequence of a length holds
+copies     conversations that take turns, by which copies of states the prefix cache keeps
+states     tokens per second of decodes, after as many tokens as --contexts says; weights do not
+           matter, so positions go further than these were trained for
 """
 
 import argparse
 import dataclasses
 import random
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
+from typing import Any, cast
 
 import minikv
 from minikv.course.arguments import positive
@@ -28,6 +39,8 @@ from minikv.course.bench.harness import (
 from minikv.course.bench.random_model import random_model
 from minikv.course.bench.tiers import conversations, serve
 from minikv.course.workloads.timing import no_gc
+from minikv.model import rope_table
+from minikv.states import HybridConfig
 
 SIZE, LAYERS = 16, 5  # tokens in a block
 CHUNK = 512  # tokens of a step, where sequences are counted
@@ -40,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", type=positive, nargs="+", default=(1024, 8192))
     parser.add_argument("--conversations", type=positive, default=6)
     parser.add_argument("--turns", type=positive, default=3)
+    parser.add_argument("--contexts", type=positive, nargs="+", default=(128, 4096))
 
 
 def run(args: argparse.Namespace) -> BenchTable:
@@ -58,6 +72,9 @@ def run(args: argparse.Namespace) -> BenchTable:
         add_memory(table, lm, length)
     add_hits(table, lm, args)
     add_decode(table, lm, args)
+    add_bytes(table)
+    add_copies(table, args)
+    add_rates(table, args)
     return table
 
 
@@ -151,3 +168,78 @@ def add_decode(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Names
         if way == "auto":
             row["over one"] = over(rates["auto"], rates["one"])
         table.add(row, Aim("over one", ">=", 0.97) if way == "auto" else None)
+
+
+# ── States ────────────────────────────────────────────────────────────────────
+
+LAST, EVERY = "last", 64
+KEPT: dict[str, dict] = {  # by policy
+    "last and junctions": {}, LAST: {}, f"and every {EVERY} tokens": dict(state_interval=EVERY),
+    "and every block": dict(state_interval=SIZE),
+}  # fmt: skip
+
+
+def add_bytes(table: BenchTable) -> None:
+    for length in (1024, 8192, 65536):
+        for name in ("tinypy", "tinypy-states"):
+            lm = minikv.load(name)
+            held = length * lm.config.kv_bytes_per_token(lm.dtype)
+            if isinstance(lm.config, HybridConfig):
+                held += lm.config.state_bytes(lm.dtype)
+            row = {"what": f"bytes, {length:,} tokens", "way": name, "figure": held / 2**20}
+            table.add(row | {"unit": "MiB a sequence"})
+
+
+def add_copies(table: BenchTable, args: argparse.Namespace) -> None:
+    """With room for all blocks and all copies."""
+    lm = minikv.load("tinypy-states")
+    inputs = [conversations(lm, args, seed) for seed in range(args.repeats)]
+    for policy, settings in KEPT.items():
+        rates, sizes = [], []
+        for prompts in inputs:
+            engine = engine_of(lm, "auto", 2048, state_bytes="1 GiB", **settings)
+            if policy == LAST:  # as if no prompt left a prefix that is known
+                cast(Any, engine.cache).num_known = lambda *_: 0
+            rates.append(100 * serve(engine, prompts).hit_rate)
+            sizes.append(engine.stats().states.copied_bytes / 2**20)
+        row = {"what": "copies", "way": policy, "figure": Spread(rates)}
+        table.add(row | {"unit": "% of prompt tokens", "MiB of copies": Spread(sizes)})
+
+
+def add_rates(table: BenchTable, args: argparse.Namespace) -> None:
+    names = ("tinypy", "tinypy-states")
+    ways: dict[str, Callable] = {}
+    for name in names:
+        transformer = minikv.load(name).transformer
+        longer = dataclasses.replace(transformer.config, max_context=max(args.contexts) + 64)
+        transformer.config, transformer.rope_table = longer, rope_table(longer)
+        lm = minikv.LanguageModel(name, transformer, None)
+        for length in args.contexts:
+            for batch in (1, 8, 32):
+                ways[f"{batch} {length} {name}"] = partial(decode_rate, lm, batch, length)
+    rounds = range(args.repeats + 1)
+    with bar(len(ways) * len(rounds), "hybrid: states") as progress:
+        rates = in_turns(ways, rounds, progress)
+    for length in args.contexts:
+        for batch in (1, 8, 32):
+            plain, states = (rates[f"{batch} {length} {name}"] for name in names)
+            what = f"states, batch of {batch}, {length:,} tokens"
+            table.add({"what": what, "way": names[0], "figure": Spread(plain), "unit": "tokens/s"})
+            row = {"what": what, "way": names[1], "figure": Spread(states), "unit": "tokens/s"}
+            aim = Aim("over tinypy", ">=", 1.0 if length >= 4096 else 0.7)
+            table.add(row | {"over tinypy": over(states, plain)}, aim)
+
+
+def decode_rate(lm: minikv.LanguageModel, batch: int, length: int, _: int) -> float:
+    engine = engine_of(lm, "auto", batch * (length // SIZE + 6), prefix_cache=False)
+    params = minikv.SamplingParams(max_tokens=64, ignore_eos=True)
+    for prompt in prompts_of(lm, batch, length):
+        engine.add_request(prompt, params)
+    while engine.scheduler.waiting or any(one.num_output < 2 for one in engine.scheduler.running):
+        engine.step()
+    num_steps = 32
+    with no_gc():
+        started = perf_counter()
+        for _ in range(num_steps):
+            engine.step()
+        return batch * num_steps / (perf_counter() - started)
