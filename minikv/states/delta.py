@@ -24,10 +24,14 @@ def decode(
     state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor,
     beta: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """One token of each of S sequences: the four lines above.
+    """One token of each of S sequences: its state fades by e^g; of what it then does not say about
+    k, beta is written; and q reads.
 
     state (S, H, N, D) float32, which is changed; q, k (S, H, N), v (S, H, D), g, beta (S, H)
     -> (S, H, D).
+
+    Worked example, N = D = 1: the state is 4, k = 1, v = 8, e^g = 0.5, beta = 0.75. It fades to 2,
+    so 6 is not yet said; 0.75 of it is written, and the state is 6.5. A query of 2 reads 13.
     """
     state *= g.exp()[..., None, None]
     r = v - torch.einsum("shnd,shn->shd", state, k)
@@ -46,15 +50,19 @@ def prefill(
     -> (T, H, D).
     """
     parts = (one.transpose(0, 1).split(CHUNK, 1) for one in (q, k, v, g, beta))
-    outs = [_chunk(state, *chunk) for chunk in zip(*parts, strict=True)]
+    outs = [chunk_at_once(state, *chunk) for chunk in zip(*parts, strict=True)]
     return torch.cat(outs, 1).transpose(0, 1)
 
 
-def _chunk(
+def chunk_at_once(
     state: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor,
     beta: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """C tokens, heads first: q, k (H, C, N), v (H, C, D), g, beta (H, C) -> (H, C, D).
+    """C tokens of one sequence, heads first: what `decode` makes of them one by one, with a number
+    of passes over the state that does not grow with C.
+
+    state (H, N, D) float32, which is changed; q, k (H, C, N), v (H, C, D), g, beta (H, C)
+    -> (H, C, D).
 
     Let G_i be the sum of g up to token i, and r_j what token j has written. Then before token i
     writes, S = e^G_i (S_0 + sum over j < i of e^-G_j beta_j k_j r_j^T), so

@@ -10,8 +10,8 @@ begin with a cached prefix only where a copy was kept, and a hit is the longest 
 with one. Which are kept (Marconi, Pan et al., 2024):
 
     the last state        of each sequence, at the end of its last full block: a chat goes on there
-    a junction            where a prompt leaves a prefix that the cache knows: the next that shares
-                          it starts there. The first who leaves cannot, and computes it again
+    a junction            where a prompt parts from one that the cache knows: the next that shares
+                          the beginning starts there. The first who leaves computes it again
     every `interval`      tokens of a prompt, if asked for
 
 A copy is carried by the block of the sequence that computes it. That block gets into the prefix
@@ -58,6 +58,7 @@ class StatePool(BlockPool):
         return slot
 
     def give_slot(self, slot: int) -> None:
+        """Its sequence has ended, or its copy is dropped: the slot is free."""
         self._free_slots.append(slot)
 
     def begin_step(self) -> None:
@@ -80,7 +81,7 @@ class StatePool(BlockPool):
     def drop_copy(self, block_id: int) -> None:
         """If the block carries a copy, it does no longer."""
         if block_id in self.copies:
-            self._free_slots.append(self.copies.pop(block_id))
+            self.give_slot(self.copies.pop(block_id))
 
     def move_copy(self, source: int, target: int) -> bool:
         """Let `target`, a block with the same tokens behind the same prefix, carry the copy of
@@ -116,15 +117,14 @@ class StatePool(BlockPool):
 class StateTable(BlockTable):
     """A table of blocks, and a slot."""
 
-    __slots__ = ("_prefix_end", "_prompt_end", "_rolling", "marks", "slot")
+    __slots__ = ("_prefix_end", "_prompt_end", "_rolling", "due", "slot")
     pool: StatePool
 
     def __init__(self, pool: BlockPool, block_size: int):
         super().__init__(pool, block_size)
         self.slot: int | None = None  # from the first `grow` on
         self._prefix_end: int | None = None  # the block whose copy this sequence starts with
-        # Of the sequence, from its first step on: where copies are due, in tokens.
-        self.marks: list[int] | None = None
+        self.due: dict[int, bool] | None = None  # `copies_due`, from its first step on
         self._prompt_end = 0
         self._rolling: int | None = None  # index of the block with the copy of its last state
 
@@ -148,7 +148,7 @@ class StateTable(BlockTable):
         twin = super().fork()
         assert isinstance(twin, StateTable)
         twin.slot = self.pool.take_slot(self.slot)
-        twin.marks, twin._prompt_end = self.marks, self._prompt_end
+        twin.due, twin._prompt_end = self.due, self._prompt_end
         return twin
 
     def replace(self, index: int, block_id: int) -> None:
@@ -160,7 +160,7 @@ class StateTable(BlockTable):
         super().release()
         if self.slot is not None:
             self.pool.give_slot(self.slot)
-        self.slot = self._prefix_end = self.marks = self._rolling = None
+        self.slot = self._prefix_end = self.due = self._rolling = None
 
     def plan_copies(self, sequence: Sequence, end: int) -> list[tuple[int, int]]:
         """Which copies to make while the tokens from `num_computed` to `end` are computed, as
@@ -169,16 +169,15 @@ class StateTable(BlockTable):
         planned: list[tuple[int, int]] = []
         if cache is None or sequence.request.request_id < 0:  # of a beam, which the cache never has
             return []
-        if self.marks is None:
-            self._find_marks(sequence, cache)
-        for position in self.marks or ():
+        if self.due is None:
+            self.due = self._find_due(sequence, cache)
+        due, size = dict(self.due), self.block_size
+        if start >= self._prompt_end:  # while it is decoded, its last state is that of each block
+            due.setdefault(end // size * size, False)
+        for position in sorted(due):
             if start < position <= end:
-                planned += self._plan(position, is_rolling=False)
-        size = self.block_size
-        last = self._prompt_end if start < self._prompt_end else end // size * size
-        if start < last <= end and last not in (self.marks or ()):
-            planned += self._plan(last, is_rolling=True)
-        return sorted(planned)
+                planned += self._plan(position, is_rolling=not due[position])
+        return planned
 
     def _plan(self, position: int, is_rolling: bool) -> list[tuple[int, int]]:
         index = position // self.block_size - 1
@@ -189,17 +188,39 @@ class StateTable(BlockTable):
         slot = self.pool.plan_copy(self.block_ids[index])
         return [] if slot is None else [(position, slot)]
 
-    def _find_marks(self, sequence: Sequence, cache: "StateCache") -> None:
+    def _find_due(self, sequence: Sequence, cache: "StateCache") -> dict[int, bool]:
         """At a sequence's first step, which begins behind the prefix that it could use."""
         ids, start, size = sequence.token_ids, sequence.num_computed, self.block_size
-        known = cache.num_known(ids[:-1], sequence.request.params.cache_salt)
+        known, parts = cache.known(ids[:-1], sequence.request.params.cache_salt)
         self._prompt_end = len(ids) // size * size
-        places = {known} if known > start else set()  # a junction
-        if every := self.pool.memory.interval // size * size:
-            places.update(range(every, self._prompt_end + 1, every))
-        self.marks = sorted(places)
         if sequence.num_preemptions == 0:
             self.pool.memory.counts.recomputed_tokens += max(0, known - start)
+        junction = known if parts else start
+        return copies_due(start, junction, len(ids), size, self.pool.memory.interval)
+
+
+def copies_due(
+    start: int, junction: int, num_tokens: int, block_size: int, interval: int = 0
+) -> dict[int, bool]:
+    """Where the state of a sequence is copied while its prompt is computed.
+
+    start: the tokens that it need not compute, because a copy was found behind them; junction:
+    where its prompt parts from one that the prefix cache has, `start` or more. Both are whole
+    blocks. num_tokens: of the prompt. Returns positions in tokens, all of them ends of full blocks
+    behind `start`. True is a copy that stays, because others may come who share these tokens: at
+    the junction, and at multiples of `interval` (rounded down to blocks; 0: none). False is the
+    last state, at the end of the last full block: it goes when the sequence has a later one.
+
+    Worked example, blocks of 4: a prompt of 23 tokens parts from another one after 12, and no copy
+    is there: {12: True, 20: False}. The next one that shares these 12 starts there: {20: False}.
+    """
+    end = num_tokens // block_size * block_size
+    due = {end: False} if end > start else {}
+    if junction > start:
+        due[junction] = True
+    if every := interval // block_size * block_size:
+        due |= dict.fromkeys(range(start // every * every + every, end + 1, every), True)
+    return due
 
 
 class StateCache(RadixCache):
@@ -220,9 +241,12 @@ class StateCache(RadixCache):
             return found
         return super().match(token_ids[: end * self.block_size], salt)
 
-    def num_known(self, token_ids: Seq[int], salt: Hashable) -> int:
-        """Of how many tokens the blocks are here, with a copy behind them or not."""
-        return super().match(token_ids, salt).num_tokens
+    def known(self, token_ids: Seq[int], salt: Hashable) -> tuple[int, bool]:
+        """Of how many tokens the blocks are here, with a copy behind them or not; and whether other
+        tokens are known behind them. If not, an earlier sequence ended there, and its copy has been
+        evicted."""
+        found = super().match(token_ids, salt)
+        return found.num_tokens, bool(found.node.children)
 
     def clear(self) -> None:
         """The same; and copies are of weights that may be gone, whoever still holds the blocks."""

@@ -14,8 +14,10 @@ values, gates: some hundred numbers for each, beside a state of thousands), and 
 is known to be right.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -50,10 +52,40 @@ class Try(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """What a layer would write for them."""
+    """What a layer would write for them, T tokens."""
 
     seen: torch.Tensor  # (W - 1 + T, C): the convolution's inputs, those before them included
-    heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # T rows
+    written: tuple[torch.Tensor, ...]  # q, k (T, H, N), v (T, H, D), g, beta (T, H)
+
+
+def try_tokens(
+    state: torch.Tensor, last: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor,
+    split: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], g: torch.Tensor, beta: torch.Tensor,
+) -> tuple[torch.Tensor, Tried]:  # fmt: skip
+    """A decode and its drafts in one layer, T tokens, before anybody knows which are right.
+
+    state (H, N, D) float32 and last (W - 1, C), the convolution's last inputs, are those after the
+    tokens so far, and stay as they are. inputs (T, C), before the convolution; weight (C, W), its
+    weights; g, beta (T, H). `split` makes q, k (T, H, N) and v (T, H, D) of what `convolve`
+    returns, (T, C). Returns what each token reads, (T, H, D), and what `write_tokens` needs.
+    """
+    mixed, _ = convolve(inputs[None], last[None], weight)
+    written = *split(mixed[0]), g, beta
+    return prefill(state.clone(), *written), Tried(torch.cat([last, inputs]), written)
+
+
+def write_tokens(
+    state: torch.Tensor, last: torch.Tensor, tried: Tried, first: int, end: int
+) -> None:
+    """Let tokens `first` to `end` of those that were tried be in the state and in the last inputs,
+    which hold what was before `first`, and are changed.
+
+    Worked example: 3 tokens were tried, the decode and one draft are right. After
+    write_tokens(state, last, tried, 0, 2) both tensors are as if the third had never been there.
+    """
+    q, k, v, g, beta = (one[first:end] for one in tried.written)
+    prefill(state, q, k, v, g, beta)
+    last.copy_(tried.seen[end : end + len(last)])
 
 
 @dataclass(slots=True)
@@ -162,11 +194,11 @@ class StateAttention(AttentionBackend):
             tried = []
             for one in batch.tries:
                 part, table = slice(one.first, one.last), cast(Any, one.sequence.table)
-                last = last_inputs[table.slot, i][None]
-                mixed, _ = convolve(inputs[None, part], last, weight)
-                written = *split_heads(c, mixed[0]), g[part], beta[part]
-                out[part] = prefill(matrices[table.slot, i].clone(), *written)
-                tried.append(Tried(torch.cat([last[0], inputs[part]]), written))
+                state, last = matrices[table.slot, i], last_inputs[table.slot, i]
+                out[part], kept = try_tokens(
+                    state, last, inputs[part], weight, partial(split_heads, c), g[part], beta[part]
+                )
+                tried.append(kept)
             self._tried.append(tried)
             return out
 
@@ -182,14 +214,11 @@ class StateAttention(AttentionBackend):
             planned = table.plan_copies(sequence, start + count)
             ends = [*((position - start, copy) for position, copy in planned), (count, None)]
             for i, tried in enumerate(self._tried):
-                (seen, heads), first = tried[n], 0
+                state, last, first = matrices[slot, i], last_inputs[slot, i], 0
                 for end, copy in ends:
                     if first < end:
-                        q, k, v, g, beta = (one[first:end] for one in heads)
-                        prefill(matrices[slot, i], q, k, v, g, beta)
-                        last_inputs[slot, i] = seen[end : end + last_inputs.shape[2]]
+                        write_tokens(state, last, tried[n], first, end)
                         first = end
                     if copy is not None:
-                        matrices[copy, i] = matrices[slot, i]
-                        last_inputs[copy, i] = last_inputs[slot, i]
+                        matrices[copy, i], last_inputs[copy, i] = state, last
         self._tries, self._tried = [], []

@@ -354,6 +354,20 @@ def test_copies_have_a_budget_of_their_own(hybrid):
     assert none.stats().states.copies == none.stats().hit_tokens == 0
 
 
+def test_where_a_sequence_ended_is_no_junction(hybrid):
+    """Its copy is evicted when it comes back: there is nobody else to keep one for."""
+    size = hybrid.lm.config.state_bytes(torch.float32)
+    chat, *others = hybrid.prompts(13, 9, 9, seed=3)
+    engine = careful_engine(hybrid.lm, small(block_size=4, state_bytes=2 * size + 1))
+    for prompt in (chat, *others):
+        engine.generate([prompt], greedy(1))
+    assert lengths_of(engine, chat) == []
+    chat = chat[:12] + others[0]
+    engine.generate([chat], greedy(1))
+    assert lengths_of(engine, chat) == [20]
+    assert engine.stats().states.recomputed_tokens == 12
+
+
 def test_another_salt_finds_no_state(hybrid):
     (prompt,) = hybrid.prompts(13, seed=4)
     engine = careful_engine(hybrid.lm, small(block_size=4))
@@ -685,7 +699,7 @@ def kept_by_who_is_not_admitted(patch):
 
 def only_the_last_state(patch):
     """The only copy lies where no other request comes by: no hits, ever (vLLM #45238)."""
-    patch.setattr(StateCache, "num_known", lambda *_: 0)
+    patch.setattr(StateCache, "known", lambda *_: (0, False))
 
 
 def copied_a_step_late(patch):

@@ -179,8 +179,9 @@ class ReaderFile:
         self._fingerprints: dict[str, str] = {}  # by exercise
 
     def progress_of(self, exercise: Exercise) -> Progress:
-        """Which parts of an exercise it has."""
-        written, unwritten, missing = [], {}, []
+        """Which parts of an exercise it has. Of a bug that can be mended in one of several places,
+        the others may stay as they were found."""
+        written, unwritten, missing, as_found = [], {}, [], []
         for path, target in self._asked(exercise).items():
             node = self.definitions.get(path)
             with _understood(self.chapter):
@@ -188,10 +189,13 @@ class ReaderFile:
                     missing.append(path)
                 elif target.is_bug and same_code(text_of(self.text, node), target.skeleton):
                     unwritten[path] = node.lineno
+                    as_found.append(path)
                 elif isinstance(node, AnyFunction) and is_unwritten(node):
                     unwritten[path] = node.body[-1].lineno
                 else:
                     written.append(path)
+        if written:
+            unwritten = {path: line for path, line in unwritten.items() if path not in as_found}
         return Progress(written, unwritten, missing)
 
     def _asked(self, exercise: Exercise) -> dict[str, Target]:

@@ -8,7 +8,7 @@ from minikv.groups import layout_of
 from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams
 
-IDEA = "layers with memory rules of their own: windows, latents, states"
+IDEA = "layers with memory rules of their own: windows, latents, chosen blocks"
 
 
 def why_not(lm: LanguageModel) -> str:
