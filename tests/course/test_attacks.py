@@ -33,7 +33,7 @@ LEVELS = {  # the fences that are left out
 }
 
 ATTEMPTS = {  # at what: name, and a line that raises OSError where it is stopped
-    "read your files, the answers too": {
+    "read your files and the answers": {
         "a file": "open(FOLDER + '/keep').read()",
         "a folder": "os.listdir(FOLDER)",
     },

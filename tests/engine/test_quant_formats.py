@@ -89,7 +89,7 @@ def meet(values: list[float]) -> None:
     MET["far apart"] += max(sizes) > 1e4 * min(sizes)
 
 
-several = meets(MET, {"several values": 30, "both signs": 35, "no sign": 8, "far apart": 40})
+several = meets(MET, {"several values": 15, "both signs": 20, "no sign": 8, "far apart": 30})
 
 
 @several

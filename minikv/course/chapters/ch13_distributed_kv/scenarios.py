@@ -669,7 +669,6 @@ def _(mine, lm: minikv.LanguageModel) -> str:
         TemporaryDirectory() as folder,
         in_place_of(f"{names}:spell", mine.spell),
         in_place_of(f"{names}:block_name", mine.block_name),
-        in_place_of("minikv.tiers.tiers:block_name", mine.block_name),
         in_place_of("minikv.tiers.tiers:identity_of", mine.identity_of),
     ):
         for _ in range(2):
