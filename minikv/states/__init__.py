@@ -40,6 +40,8 @@ __all__ = [
 # What is for K and V alone so far, and how it is switched off.
 UNSUPPORTED = dict(kv_dtype="auto", host_blocks=0, retention=None, batch_invariant=False)
 
+PLAIN = BlockPool, BlockTable, RadixCache  # an engine's, if it is given no others
+
 
 def require_supported(lm: LanguageModel, config: EngineConfig, classes: Classes) -> None:
     """Raises ValueError for settings that a model with linear layers cannot have."""
@@ -51,10 +53,10 @@ def require_supported(lm: LanguageModel, config: EngineConfig, classes: Classes)
             )
     if config.attention == "triton" or lm.device.type != "cpu":
         raise ValueError(
-            f"attention: layers with a state are computed on a CPU, by PyTorch, and {lm.name} has "
-            f"some; it is on {lm.device}, with attention {config.attention!r}"
+            f"attention: layers with a state are computed on a CPU, and {lm.name} has some; "
+            f"it is on {lm.device}, with attention {config.attention!r}"
         )
-    if classes != (BlockPool, BlockTable, RadixCache):
+    if classes != PLAIN:
         raise ValueError(
             f"block_pool, block_table, prefix_cache: {lm.name} has layers with a state, which only "
             "the engine's own classes count; leave these arguments out"
