@@ -21,9 +21,10 @@ import argparse
 import dataclasses
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
-from typing import Any, cast
+from unittest.mock import patch
 
 import minikv
 from minikv.course.arguments import positive
@@ -198,9 +199,10 @@ def add_copies(table: BenchTable, args: argparse.Namespace) -> None:
         rates, sizes = [], []
         for prompts in inputs:
             engine = engine_of(lm, "auto", 2048, state_bytes="1 GiB", **settings)
-            if policy == LAST:  # as if no prompt left a prefix that is known
-                cast(Any, engine.cache).num_known = lambda *_: 0
-            rates.append(100 * serve(engine, prompts).hit_rate)
+            # As if no prompt left a prefix that is known.
+            nothing = patch.object(engine.cache, "known", lambda *_: (0, False))
+            with nothing if policy == LAST else nullcontext():
+                rates.append(100 * serve(engine, prompts).hit_rate)
             sizes.append(engine.stats().states.copied_bytes / 2**20)
         row = {"what": "copies", "way": policy, "figure": Spread(rates)}
         table.add(row | {"unit": "% of prompt tokens", "MiB of copies": Spread(sizes)})
