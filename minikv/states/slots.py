@@ -22,14 +22,18 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from minikv.backend import AttentionBackend
 from minikv.blocks import BlockPool, BlockTable
 from minikv.engine import Classes
+from minikv.errors import require
 from minikv.radix import MatchResult, RadixCache
 from minikv.sequence import Sequence
 from minikv.states.memory import Counts, StateMemory
+
+_require = partial(require, part="states")
 
 
 class StatePool(BlockPool):
@@ -264,8 +268,3 @@ def classes_over(attention: AttentionBackend, memory: StateMemory) -> Classes:
         return attention.states
 
     return make, StateTable, StateCache
-
-
-def _require(condition: bool, broken: str) -> None:
-    if not condition:
-        raise AssertionError(f"states: {broken}")
