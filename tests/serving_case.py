@@ -86,7 +86,7 @@ def server(lm, keys=(KEY,), served_by=None, model="tinypy", connections=None, **
     with by.target as target, closing(ChatTemplate(model)) as template:
         # However slow this machine is, nobody is refused for that.
         app = make_app(target, "tinypy", keys, template, **{"first_token": PATIENCE} | options)
-        # A client takes 30 ms to read the certificates of the web's servers, and none is asked here.
+        # It takes 30 ms to read the certificates of the web, and nobody there is asked.
         client = httpx.Client(timeout=PATIENCE, verify=False)
         with served(app, **connections or {}) as address, client:
             url = "http://{}:{}".format(*address)

@@ -2,6 +2,7 @@
 others ask a server: its health, its metrics, whether a stranger learns anything."""
 
 import asyncio
+import gc
 import json
 import logging
 import random
@@ -825,6 +826,22 @@ def test_a_page_of_elsewhere_does_not_drive_a_server_without_keys(open_to_all, h
     is_named = is_let_in or not {"Host", "Origin"} & head.keys()
     page = client.get(at.url, headers=head)  # where a link leads
     assert page.status_code == (200 if is_named else 403)
+
+
+def test_garbage_is_looked_for_among_what_requests_make(tinypy):
+    """What a process had before is set apart from it; behind the end only if it was so before."""
+    gc.freeze()
+    with server(tinypy.lm):
+        pass
+    assert gc.get_freeze_count() > 0
+    gc.unfreeze()
+    try:
+        with server(tinypy.lm):
+            assert gc.get_freeze_count() > 0
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.collect()
+        gc.freeze()
 
 
 def test_with_keys_a_server_may_have_any_name(tinypy):
