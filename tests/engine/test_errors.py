@@ -104,6 +104,14 @@ def test_engine_config(name, value):
     assert repr(value) in str(error.value)
 
 
+def test_the_smallest_of_each_number_is_taken():
+    ones = dict.fromkeys(("num_blocks", "block_size", "max_num_seqs", "max_batch_tokens"), 1)
+    zeros = dict.fromkeys(("min_prefix_tokens", "host_blocks", "state_interval"), 0)
+    taken = EngineConfig(**ones, **zeros)
+    assert {name: getattr(taken, name) for name in ones | zeros} == ones | zeros
+    SamplingParams(max_tokens=1, temperature=0, top_k=0, top_p=1, seed=0, n=1, retain_s=0)
+
+
 def test_swap_needs_blocks():
     with pytest.raises(ValueError, match=r"host_blocks: .*at least 1.*was 0"):
         EngineConfig(preemption="swap")
@@ -517,7 +525,7 @@ def test_beams_evict_what_nobody_uses_and_take_every_seat(llama):
 
 
 def test_beams_are_decided_when_the_best_that_runs_cannot_win():
-    finished, beams = [(-0.6, None)], [SimpleNamespace(num_output=2)] * 2
+    finished, beams = [(-0.6, None)], [SimpleNamespace(num_output=2)]
     assert not _decided(finished, torch.tensor([-1.0, -4.0]), beams, 1, 1.0)  # -0.5 might
     assert _decided(finished, torch.tensor([-1.4, -4.0]), beams, 1, 1.0)
     assert not _decided(finished, torch.tensor([-1.4, -4.0]), beams, 2, 1.0)
