@@ -524,6 +524,18 @@ def test_what_another_call_moved_is_returned_once(llama):
     assert not engine.has_unfinished and engine.step() == []
 
 
+def test_what_a_stream_moved_is_returned_unless_it_is_aborted(llama):
+    engine = Engine(llama.lm, small())
+    ended, aborted = (engine.add_request([1], SamplingParams(max_tokens=n)) for n in (1, 9))
+    stream = engine.stream([3], SamplingParams(max_tokens=4))
+    next(stream)
+    engine.abort(aborted)
+    list(stream)
+    [output] = engine.step()
+    assert (output.request_id, output.finish_reason) == (ended, "length")
+    assert not engine.has_unfinished and engine.step() == []
+
+
 def test_beams_evict_what_nobody_uses_and_take_every_seat(llama):
     config = small(num_blocks=9, max_num_seqs=2)
     engine, alone = Engine(llama.lm, config), Engine(llama.lm, config)
