@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import meet_contexts, meets, scattered
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from quant_case import Steps, one_layer
 
 from minikv import (

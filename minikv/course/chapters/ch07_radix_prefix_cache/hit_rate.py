@@ -11,8 +11,7 @@ next turn of a chat finds its old prompt, and not what came after it.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Iterable, Mapping, Sequence as Seq
 from typing import NamedTuple
 
 from minikv.blocks import BlockPool
