@@ -226,13 +226,6 @@ class RingMachine(RuleBasedStateMachine):
             self.met["copied"] += len(new) > 0
             self.store([*self.of(ALL), *new])
 
-    @precondition(lambda self: self.calm > 8)
-    @rule(seq=st.sampled_from(SEQS))
-    def seq_keep(self, seq):
-        self.calm = 0
-        if self.expect(not self.is_known(seq), lambda: self.ring.seq_keep(seq)):
-            self.store(self.of(seq))
-
     def move(self, seq, span, moved, call):
         p0, p1 = span
         entries = self.of(seq, p0, p1)
