@@ -103,6 +103,14 @@ def test_engine_config(name, value):
     assert repr(value) in str(error.value)
 
 
+def test_the_smallest_of_each_number_is_taken():
+    ones = dict.fromkeys(("num_blocks", "block_size", "max_num_seqs", "max_batch_tokens"), 1)
+    zeros = dict.fromkeys(("min_prefix_tokens", "host_blocks", "state_interval"), 0)
+    taken = EngineConfig(**ones, **zeros)
+    assert {name: getattr(taken, name) for name in ones | zeros} == ones | zeros
+    SamplingParams(max_tokens=1, temperature=0, top_k=0, top_p=1, seed=0, n=1, retain_s=0)
+
+
 def test_swap_needs_blocks():
     with pytest.raises(ValueError, match=r"host_blocks: .*at least 1.*was 0"):
         EngineConfig(preemption="swap")

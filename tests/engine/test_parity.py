@@ -233,6 +233,14 @@ def test_beams(checkpoint, length_penalty, num_eos):
         assert_empty(engine)
 
 
+def test_beams_are_as_many_as_before_though_most_likely_tokens_end_them(llama):
+    """For each beam, as many candidates are looked at as there are tokens that end it, and one."""
+    (prompt,) = llama.prompts(9, seed=4)
+    eos = llama.lm.logits(prompt)[-1].topk(13).indices[3:].tolist()
+    found = Engine(llama.with_eos(*eos), small()).beam_search(prompt, 4, 12)
+    assert_beams(found, reference_beams(llama, prompt, 4, 12, 1.0, eos))
+
+
 def test_beams_of_the_bundled_model(tinypy):
     prompt = tinypy.lm.encode("def fib(n):\n    if")
     engine = careful_engine(tinypy.lm, small(block_size=16))
