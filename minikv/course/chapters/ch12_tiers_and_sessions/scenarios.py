@@ -441,10 +441,7 @@ PAIRS = {
         {"a": torch.tensor([2**24])},
         {"a": torch.tensor([2**24 + 1])},
     ),
-    "a tensor of another length, all empty": (
-        {"a": torch.zeros(0, 3)},
-        {"a": torch.zeros(0, 4)},
-    ),
+    "a tensor of another length, all empty": ({"a": torch.zeros(0, 3)}, {"a": torch.zeros(0, 4)}),
     "a number, against a list of one": ({"a": torch.tensor(1.5)}, {"a": torch.tensor([1.5])}),
     "NaN with other bits": (
         {"a": torch.tensor([0x7FC00000], dtype=torch.int32).view(torch.float32)},
