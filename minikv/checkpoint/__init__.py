@@ -9,14 +9,20 @@ from pathlib import Path
 
 import torch
 
-from minikv.checkpoint.config_json import ARCHITECTURES as ARCHITECTURES
-from minikv.checkpoint.config_json import DEFAULTS as DEFAULTS
-from minikv.checkpoint.config_json import read_config
-from minikv.checkpoint.files import INDEX, SINGLE, read_shards, read_weights
-from minikv.checkpoint.files import is_finite as is_finite
-from minikv.checkpoint.files import read_json as read_json
-from minikv.checkpoint.tokenizer import read_special_tokens as read_special_tokens
-from minikv.checkpoint.tokenizer import read_tokenizer
+from minikv.checkpoint.config_json import (
+    ARCHITECTURES as ARCHITECTURES,
+    DEFAULTS as DEFAULTS,
+    read_config,
+)
+from minikv.checkpoint.files import (
+    INDEX,
+    SINGLE,
+    is_finite as is_finite,
+    read_json as read_json,
+    read_shards,
+    read_weights,
+)
+from minikv.checkpoint.tokenizer import read_special_tokens as read_special_tokens, read_tokenizer
 from minikv.errors import CheckpointError, require_one_of
 from minikv.language_model import LanguageModel
 from minikv.model import Transformer
