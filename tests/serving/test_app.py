@@ -35,9 +35,7 @@ from waiting import PATIENCE, until
 
 from minikv import Engine, EngineConfig, LanguageModel, SamplingParams
 from minikv.outputs import Delta
-from minikv.serving import Busy, Inbox
-from minikv.serving import app as app_module
-from minikv.serving import server as server_module
+from minikv.serving import Busy, Inbox, app as app_module, server as server_module
 from minikv.serving.admission import Admission, Room
 from minikv.serving.app import Api, ClientLeft
 from minikv.serving.block_life import BlockLife
