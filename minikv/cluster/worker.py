@@ -14,11 +14,12 @@ job begins, and the more calls there are.
 
 import os
 from collections import deque
-from collections.abc import Hashable
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Sequence as Seq
 from contextlib import suppress
 from time import perf_counter
 from typing import Any, NamedTuple
+
+import torch
 
 from minikv.blocks import BlockPool
 from minikv.checkpoint import load
@@ -93,9 +94,10 @@ class EngineWorker:
     """One engine. `work_seconds`: how long a call computes."""
 
     def __init__(
-        self, model: str | LanguageModel, config: EngineConfig, work_seconds: float = 0.02
-    ):
-        self.lm = load(model) if isinstance(model, str) else model
+        self, model: str | LanguageModel, config: EngineConfig, work_seconds: float = 0.02,
+        dtype: torch.dtype = torch.float32,
+    ):  # fmt: skip
+        self.lm = load(model, dtype=dtype) if isinstance(model, str) else model
         self.work_seconds = work_seconds
         self.held = HeldNames()
         self.engine = Engine(self.lm, config, listeners=[self.held])

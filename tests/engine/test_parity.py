@@ -25,8 +25,7 @@ from helpers import (
     small,
     step,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from thorough import thorough_after
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -232,6 +231,14 @@ def test_beams(checkpoint, length_penalty, num_eos):
         found = engine.beam_search(prompt, width, 12, length_penalty)
         assert_beams(found, expected)
         assert_empty(engine)
+
+
+def test_beams_are_as_many_as_before_though_most_likely_tokens_end_them(llama):
+    """For each beam, as many candidates are looked at as there are tokens that end it, and one."""
+    (prompt,) = llama.prompts(9, seed=4)
+    eos = llama.lm.logits(prompt)[-1].topk(13).indices[3:].tolist()
+    found = Engine(llama.with_eos(*eos), small()).beam_search(prompt, 4, 12)
+    assert_beams(found, reference_beams(llama, prompt, 4, 12, 1.0, eos))
 
 
 def test_beams_of_the_bundled_model(tinypy):
