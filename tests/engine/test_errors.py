@@ -438,7 +438,9 @@ def test_nothing_is_thrown_away_but_after_a_failure(llama):
     assert engine.step() == [] and engine.stats().steps == stats.steps
 
 
-@pytest.mark.parametrize("call", [Engine.step, lambda engine: engine.add_request([9])])
+@pytest.mark.parametrize(
+    "call", [Engine.step, Engine.check, lambda engine: engine.add_request([9])]
+)
 def test_whatever_is_called_after_a_failure_begins_anew(llama, call):
     engine = careful_engine(llama.lm, small())
     engine.add_request([1, 2, 3], SamplingParams(max_tokens=4, stop=(3,)))
