@@ -156,8 +156,7 @@ test: setup
 else
 # The long part begins when the kernels of the CPU are compiled, and not at all if lint has failed.
 test:
-	@$(MAKE) --no-print-directory $(DISTRIBUTED)
-	@$(MAKE) --no-print-directory -j2 environment lint units
+	@$(MAKE) --no-print-directory -j3 environment lint units
 	@echo "== All passed"
 	@$(if $(MARKED),echo "$$ADDED")
 endif
@@ -174,10 +173,11 @@ test-all:
 	@$(BIN)/python tests/skipped.py $(SKIPPED)
 test-all: export MINIKV_SKIPPED := $(CURDIR)/$(SKIPPED)
 
-# What only chapter 13 uses. Without it, its tests are skipped.
+# What only chapter 13 uses. Without it, its tests are skipped. The checkout itself, which is there,
+# is not installed once more: others run on it meanwhile.
 $(DISTRIBUTED): $(STAMP)
 	@echo "== Installing what engines on many machines need"
-	@$(PIP) --quiet $(PINS) --editable ".[distributed]" \
+	@$(PIP) --quiet $(PINS) "minikv[distributed]" \
 		&& touch $@ || echo "It could not be installed; its tests will be skipped"
 
 # What others have made has an environment, which sees the packages of .venv: nbgrader and a hub,
@@ -263,7 +263,7 @@ $(COMPILED): $(STAMP) $(wildcard minikv/cpu/*.py minikv/quant/*.py minikv/groups
 
 # Python's own files of all that tests import: workers that begin at once would each make them all.
 IMPORTED := .venv/imported
-$(IMPORTED): $(STAMP) | doctor
+$(IMPORTED): $(STAMP) | doctor $(DISTRIBUTED)
 	@PYTHONPATH=$(QUICK) $(PYTEST) --collect-only --quiet $(SUITE) > /dev/null; touch $@
 
 environment: $(IMPORTED) $(COMPILED)

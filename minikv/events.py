@@ -9,8 +9,7 @@ listeners. In the same way tiers get to plan with the scheduler, and an error of
 was handed in says whose it is. Nothing is wrapped if nobody listens.
 """
 
-from collections.abc import Callable, Hashable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Hashable, Sequence as Seq
 from functools import partial
 from typing import Any
 
@@ -42,6 +41,8 @@ class LowerTiers(Listener):
     """What an engine asks of the tiers below its device: besides listening, they hold waiting
     sequences back until their blocks have arrived. `minikv.tiers.tiers_of(engine)` has all that
     others can ask."""
+
+    may_wait = True  # for blocks, if nothing can run without them; not beside a step under way
 
     def hold_back(self, scheduler: Scheduler) -> None:
         """From now on plan with a new scheduler of any class, and lend it the host's blocks."""

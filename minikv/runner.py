@@ -5,8 +5,7 @@ plan ── swaps and copies of blocks ── Batch ── Transformer.forward �
                                                  └─ attends through block tables
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from functools import partial
 from time import perf_counter
 

@@ -50,12 +50,6 @@ class Sequence:
     The constructor copies `token_ids`.
     """
 
-    __slots__ = (
-        "device_row", "finish_reason", "host_block_ids", "index", "must_fork", "next_slot", "node",
-        "num_cached", "num_computed", "num_inserted", "num_preemptions", "read", "request", "table",
-        "table_version", "token_ids",
-    )  # fmt: skip
-
     def __init__(self, request: Request, index: int, token_ids: list[int]):
         self.request, self.index = request, index
         self.token_ids = list(token_ids)

@@ -11,8 +11,7 @@ its own, and chooses the replica itself. Here routing is what the course shows, 
 only two calls to answer.
 """
 
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any

@@ -34,8 +34,7 @@ prefix cache held is lost, unless a store has it, too.
 import logging
 import pickle
 import threading
-from collections.abc import Callable, Hashable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Hashable, Iterator, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import inf

@@ -17,8 +17,7 @@ tokens: those that wait at a worker, and those of this prompt that it would have
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Iterable, Sequence as Seq
 from typing import NamedTuple
 
 from minikv.errors import require_int

@@ -19,8 +19,7 @@ K and V travel as they are stored, so `EngineConfig.kv_dtype` makes entries smal
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 from typing import TypeVar
 
 from minikv.cluster.breaker import Breaker

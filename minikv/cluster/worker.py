@@ -14,8 +14,7 @@ job begins, and the more calls there are.
 
 import os
 from collections import deque
-from collections.abc import Hashable
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Sequence as Seq
 from contextlib import suppress
 from time import perf_counter
 from typing import Any, NamedTuple

@@ -15,8 +15,7 @@ them, no other sequence may need them.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Iterable, Sequence as Seq
 from functools import partial
 
 import numpy as np

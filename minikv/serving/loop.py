@@ -16,8 +16,7 @@ between the steps of the others.
 
 import logging
 import os
-from collections.abc import Callable, Hashable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Hashable, Sequence as Seq
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue

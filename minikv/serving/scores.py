@@ -12,8 +12,7 @@ thread or another process to the reader, and needs no path of its own.
 """
 
 from array import array
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any

@@ -16,8 +16,7 @@ written together with the next entries, so that a read does not wait for a write
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager, suppress
 from pathlib import Path
 

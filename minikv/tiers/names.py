@@ -12,8 +12,7 @@ The hash is cryptographic, because a tenant who found a collision could read ano
 import hashlib
 import json
 import struct
-from collections.abc import Hashable
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Sequence as Seq
 
 Name = bytes
 

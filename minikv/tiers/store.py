@@ -3,8 +3,7 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from time import perf_counter

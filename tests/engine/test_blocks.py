@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import meet_contexts, meets, scattered
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from quant_case import Steps, one_layer
 
 from minikv import (

@@ -24,8 +24,7 @@ from helpers import (
     step,
     with_weights,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from waiting import PATIENCE
 
 import minikv
@@ -35,8 +34,7 @@ pytest.importorskip("numba", reason="the engine runs without it, and this is abo
 import numba
 from numba import njit
 
-from minikv.cpu import attention, compiler, helpers, kernels, tiles
-from minikv.cpu import step as cpu_step
+from minikv.cpu import attention, compiler, helpers, kernels, step as cpu_step, tiles
 from minikv.cpu.attention import CpuAttention
 from minikv.cpu.compiler import FASTMATH, kernel
 from minikv.cpu.tiles import in_panels

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -556,14 +555,12 @@ def test_beams_evict_what_nobody_uses_and_take_every_seat(llama):
 
 
 def test_beams_are_decided_when_the_best_that_runs_cannot_win():
-    finished, beams = [(-0.6, None)], [SimpleNamespace(num_output=2)]
-    assert not _decided(finished, torch.tensor([-1.0, -4.0]), beams, 1, 1.0)  # -0.5 might
-    assert _decided(finished, torch.tensor([-1.4, -4.0]), beams, 1, 1.0)
-    assert not _decided(finished, torch.tensor([-1.4, -4.0]), beams, 2, 1.0)
-    beams[0].num_output = 1
-    assert _decided(finished, torch.tensor([-1.0]), beams, 1, 1.0)
-    beams[0].num_output = 0
-    assert not _decided(finished, torch.tensor([-1.0]), beams, 1, 1.0)
+    finished = [(-0.6, None)]
+    assert not _decided(finished, -1.0, 2, 1, 1.0)  # -0.5 might
+    assert _decided(finished, -1.4, 2, 1, 1.0)
+    assert not _decided(finished, -1.4, 2, 2, 1.0)
+    assert _decided(finished, -1.0, 1, 1, 1.0)
+    assert not _decided(finished, -1.0, 0, 1, 1.0)
 
 
 @pytest.mark.parametrize("state", [None, 5, "tinypy", [1]], ids=repr)

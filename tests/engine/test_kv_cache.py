@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers import naive_kv
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from minikv import ConcatCache, PreallocatedCache
 

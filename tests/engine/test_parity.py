@@ -25,8 +25,7 @@ from helpers import (
     small,
     step,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from thorough import thorough_after
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel

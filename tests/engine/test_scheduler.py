@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import assert_empty, careful_engine, drain, generate, greedy_tokens, meets, small, step
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from minikv import (
     BlockPool,
@@ -17,10 +16,10 @@ from minikv import (
     Sampler,
     SamplingParams,
     Scheduler,
+    engine as engine_module,
     first_come_first_served,
+    runner as runner_module,
 )
-from minikv import engine as engine_module
-from minikv import runner as runner_module
 from minikv.batch import BatchBuilder
 from minikv.course.judge.stand_ins import SchedulerBench
 from minikv.outputs import Delta
@@ -87,14 +86,6 @@ def test_a_budget_full_of_decodes_leaves_none_for_prefill():
     assert bench.step() == [(0, 1), (1, 1)]
     assert bench.finished == [0]
     assert bench.step() == [(1, 1), (2, 1)]  # one token of the budget is a chunk of one
-
-
-def test_a_plan_without_those_that_leave_keeps_their_places():
-    bench = Bench()
-    first, second = bench.add(3, max_tokens=9), bench.add(2, max_tokens=9)
-    bench.step()
-    assert bench.scheduler.schedule_without([first]).sequences == [second]
-    assert bench.scheduler.running == [first, second]
 
 
 requests = st.lists(
