@@ -165,9 +165,11 @@ def test_a_blank_behind_a_token_without_text_is_found(llama, family):
     tokenizer = tokenizer_like(family)
     lm = minikv.LanguageModel(family, llama.lm.transformer, tokenizer)
     ids = [tokenizer.token_to_id(token) for token in ("a", "</s>", "▁cat")]
+    three = [ids[0], tokenizer.token_to_id("s"), ids[2]]
     assert tokenizer.decode(ids[1:]) == "cat"
     assert found_at(lm.text_of, ids, " cat") == 3
     assert found_at(lm.text_of, [tokenizer.token_to_id("▁"), ids[2]], " cat") == 2
+    assert found_at(lm.text_of, three, "q", "as cat") == 3  # as much is kept as the longest has
 
 
 @pytest.mark.parametrize("family", ["llama", "byte level"])
