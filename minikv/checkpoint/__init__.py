@@ -45,7 +45,8 @@ def load(
     """Load a Llama, Mistral, Ministral, Cwm, Qwen2, Qwen3 or Qwen3.5 (text) checkpoint.
 
     `name_or_path`: "tinypy", "tinypy-hybrid" or "tinypy-states" (bundled), a local folder, or a
-    Hugging Face hub id (downloaded once, then cached). `dtype`: float32, float16 or bfloat16.
+    Hugging Face hub id (downloaded once, then cached). `dtype`: float32, whose tokens are the
+    oracle's; float16 or bfloat16 take half the memory, which docs/SETUP.md has in GB.
     Raises CheckpointError (a ValueError) that says what is missing or unsupported.
     """
     require_one_of("dtype", dtype, DTYPES)

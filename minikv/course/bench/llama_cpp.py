@@ -207,6 +207,7 @@ class Context:
         self.lib, self.vocab_size = lib, vocab_size
         params = lib.llama_context_default_params()
         params.put(0, num_cells, 512)  # n_ctx
+        params.put(4, num_cells, 2048)  # n_batch: more tokens at once would end the process
         params.put(8, num_cells, 512)  # n_ubatch
         params.put(12, num_seqs, 1)  # n_seq_max
         params.put(28, num_threads, 4)  # n_threads
