@@ -204,12 +204,15 @@ def served(
     server = uvicorn.Server(config)
     thread = Thread(target=server.run, args=([listening],), name="http", daemon=True)
     # Else all requests wait now and then for 0.1 s, while Python looks for garbage among torch's
-    # 200,000 objects.
-    gc.freeze()
+    # 200,000 objects. What others have set apart stays so behind the end.
+    is_first = gc.get_freeze_count() == 0
+    if is_first:
+        gc.freeze()
     thread.start()
     try:
         yield host, listening.getsockname()[1]
     finally:
         server.should_exit = True
         thread.join()
-        gc.unfreeze()
+        if is_first:
+            gc.unfreeze()
