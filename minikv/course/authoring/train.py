@@ -160,9 +160,9 @@ def optimizers(
     named: Iterable[tuple[str, torch.Tensor]], muon: float, adam: float, decay: float = 0.0
 ) -> list[torch.optim.Optimizer]:
     """Muon on the matrices inside the layers, AdamW on all else, with these learning rates."""
-    matrices, other = [], []
-    for name, parameter in named:
-        (matrices if parameter.ndim == 2 and "layers" in name else other).append(parameter)
+    everything = list(named)
+    matrices = [p for name, p in everything if p.ndim == 2 and "layers" in name]
+    other = [p for name, p in everything if p.ndim != 2 or "layers" not in name]
     return [
         torch.optim.Muon(matrices, lr=muon, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(other, lr=adam, betas=(0.9, 0.95), weight_decay=0.0),
