@@ -137,6 +137,17 @@ def test_a_stop_string_is_found_by_the_token_that_completes_it(llama, family, nu
     assert late > number / 3
 
 
+@pytest.mark.parametrize("family", ["llama", "metaspace", "no fallback"])
+def test_a_blank_behind_a_token_without_text_is_found(llama, family):
+    """Though these leave out the first token's."""
+    tokenizer = tokenizer_like(family)
+    lm = minikv.LanguageModel(family, llama.lm.transformer, tokenizer)
+    ids = [tokenizer.token_to_id(token) for token in ("a", "</s>", "▁cat")]
+    assert tokenizer.decode(ids[1:]) == "cat"
+    assert found_at(lm.text_of, ids, " cat") == 3
+    assert found_at(lm.text_of, [tokenizer.token_to_id("▁"), ids[2]], " cat") == 2
+
+
 @pytest.mark.parametrize("family", ["llama", "byte level"])
 def test_the_search_for_a_stop_string_takes_no_longer_in_a_long_answer(llama, family):
     """Nor behind tokens without a text, at the beginning or later, nor where a part of a stop
