@@ -21,9 +21,9 @@ def find_stop(text: str, stop: tuple[str | int, ...]) -> int | None:
 def hits_stop_string(sequence: Sequence, decode: Decode) -> bool:
     """Whether the tokens since the last call completed a stop string.
 
-    Decoded are they alone, behind the last ones whose text is whole: some tokenizers leave out a
-    blank before the first token. Searched is their text, behind as much of the text before as a
-    stop string is long. So a step takes as long in a long answer as in a short one.
+    Only these tokens are decoded, behind the last tokens whose text is whole, because some
+    tokenizers leave out a blank before the first token. Only their text is searched, behind as much
+    of the text before as a stop string is long. So a step of a long answer takes no longer.
     """
     request, (num_read, kept, before) = sequence.request, sequence.read
     tokens = sequence.token_ids[len(request.prompt_ids) + num_read :]

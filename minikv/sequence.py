@@ -68,7 +68,7 @@ class Sequence:
         self.node: Node | None = None  # locked in the prefix cache
         self.finish_reason: str | None = None  # "stop", "length" or "abort"
         # Of the search for stop strings (`minikv.outputs`): how many new tokens were read, the last
-        # ones that have a text, and the end of the text.
+        # tokens that have a text, and the end of the text.
         self.read: tuple[int, list[int], str] = (0, [], "")
         # Set while the engine plans ahead: where on the device its newest token's id is, one
         # that `token_ids` does not have yet (`minikv.gpu.ahead`).

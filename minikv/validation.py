@@ -18,7 +18,7 @@ Prompt = str | Seq[int]
 
 
 def check_params(params: Any) -> SamplingParams:
-    """The same; the default ones for None."""
+    """`params`, or the defaults for None. Raises ValueError for anything else."""
     params = SamplingParams() if params is None else params
     if not isinstance(params, SamplingParams):
         raise ValueError(f"params: must be SamplingParams, was {params!r}")

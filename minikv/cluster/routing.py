@@ -86,7 +86,7 @@ class Router:
         self.up[worker] = True
 
     def least_loaded(self) -> int:
-        """The worker with the least to compute; of equal ones, the one with the least recent work.
+        """The worker with the least to compute; among equals, that with the least recent work.
         Raises ValueError if all are down."""
         up = [one for one, is_up in enumerate(self.up) if is_up]
         return min(up, key=lambda one: (self.loads[one], self.sent[one]))

@@ -57,8 +57,8 @@ class WorkerJob(NamedTuple):
 
 
 class SampleProgress(NamedTuple):
-    """What a call added to a sample of a job. A sample's last one has a finish_reason; a job's last
-    one may have an error or a prefix instead."""
+    """What a call added to a sample of a job. The last of a sample has a finish_reason; the last of
+    a job may have an error or a prefix instead."""
 
     job_id: int
     token_ids: list[int]
@@ -242,7 +242,7 @@ class EngineWorker:
         return model_fingerprint(self.engine.runner.transformer)
 
     def _cancel(self, job_ids: Seq[int]) -> None:
-        """Drop these jobs; finished ones are ignored."""
+        """Drop these jobs, but for those that are finished."""
         self.arrived = deque(job for job in self.arrived if job.job_id not in job_ids)
         for job_id in job_ids:
             self.unscored.pop(job_id, None)

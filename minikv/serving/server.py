@@ -41,8 +41,8 @@ class Connection(HttpToolsProtocol):
 
     A connection waits for its client from its first moment until a request is there as a whole,
     and again when that has its answer; for `silence` seconds, whether nothing comes or a byte now
-    and then. Uvicorn itself closes one that sends nothing for 5 s after an answer. If there are
-    more than `most` connections, the one goes that has waited for its client the longest.
+    and then. Uvicorn itself closes it after 5 s of silence behind an answer. If there are more
+    than `most` connections, the one goes that has waited for its client the longest.
     """
 
     _unread: asyncio.TimerHandle | None = None

@@ -501,8 +501,8 @@ class Tiers(LowerTiers):
             self._keep(block_id, name)
 
     def rates(self) -> tuple[dict[str, Link], Prefill]:
-        """What has been measured so far. What has not been measured counts as fast enough: reads of
-        one size say nothing about larger ones, which would otherwise never be tried."""
+        """What has been measured so far. What has not been measured counts as fast enough: small
+        reads say nothing about large reads, which would otherwise never be tried."""
         start, rate = self.prefilling.fit() or (0.0, UNKNOWN_RATE)
         host = self.copying.fit(flat=True) or (0.0, FAST_ENOUGH)
         links = {"host": Link(*host)}

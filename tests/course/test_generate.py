@@ -1,19 +1,17 @@
 """`python -m minikv generate --chat`: a conversation, whose K and V are computed once."""
 
 import io
-import os
-import pty
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from itertools import takewhile
 
+import pexpect
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer
-from waiting import PATIENCE, until
+from waiting import PATIENCE
 
 import minikv
 from minikv.course.commands import main
@@ -132,37 +130,18 @@ def test_weights_are_loaded_as_asked(turns):
 
 def test_in_a_terminal(model):
     """Answers as they come, what was found again, and an end by Control-D."""
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "minikv", "generate", "def f(", "--chat"]
-    process = subprocess.Popen(
-        [*command, "--model", str(model), "--max-tokens", "40"],
-        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-    )  # fmt: skip
-    os.close(theirs)
-    os.set_blocking(ours, False)
-    shown = bytearray()
-
-    def read(until_text, times=1):
-        def is_there():
-            try:
-                shown.extend(os.read(ours, 10_000))
-            except (BlockingIOError, OSError):
-                assert process.poll() is None, shown.decode()
-            return shown.count(until_text) >= times
-
-        until(is_there)
-
+    arguments = ["-m", "minikv", "generate", "def f(", "--chat", "--model", str(model)]
+    terminal = pexpect.spawn(sys.executable, [*arguments, "--max-tokens", "40"], timeout=PATIENCE)
     try:
-        read(b"> ")
-        assert b"40 tokens, " in shown and b"known" not in shown
-        os.write(ours, b"How?\n")
-        read(b"before were known")
-        read(b"> ", 2)
-        os.write(ours, b"\x04")
-        assert process.wait(PATIENCE) == 0
+        terminal.expect_exact("40 tokens, ")
+        terminal.expect_exact("\n> ")
+        assert b"known" not in terminal.before
+        terminal.sendline("How?")
+        terminal.expect(r"; (\d+) of (\d+) before were known\r\n> ")
+        found, before = map(int, terminal.match.groups())
+        assert 32 <= found < before
+        terminal.sendeof()
+        terminal.expect(pexpect.EOF)
+        assert terminal.wait() == 0
     finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-    found, before = map(int, re.search(rb"(\d+) of (\d+) before were known", shown).groups())
-    assert 32 <= found < before
+        terminal.close(force=True)

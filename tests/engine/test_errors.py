@@ -108,6 +108,7 @@ def test_the_smallest_of_each_number_is_taken():
     zeros = dict.fromkeys(("min_prefix_tokens", "host_blocks", "state_interval"), 0)
     taken = EngineConfig(**ones, **zeros, kv_memory=1, disk_bytes=1, state_bytes=1)
     assert {name: getattr(taken, name) for name in ones | zeros} == ones | zeros
+    assert RadixCache(BlockPool(1), 1).block_size == BlockTable(BlockPool(1), 1).block_size == 1
     SamplingParams(max_tokens=1, temperature=0, top_k=0, top_p=1, seed=0, n=1, retain_s=0)
 
 
@@ -437,7 +438,9 @@ def test_nothing_is_thrown_away_but_after_a_failure(llama):
     assert engine.step() == [] and engine.stats().steps == stats.steps
 
 
-@pytest.mark.parametrize("call", [Engine.step, lambda engine: engine.add_request([9])])
+@pytest.mark.parametrize(
+    "call", [Engine.step, Engine.check, lambda engine: engine.add_request([9])]
+)
 def test_whatever_is_called_after_a_failure_begins_anew(llama, call):
     engine = careful_engine(llama.lm, small())
     engine.add_request([1, 2, 3], SamplingParams(max_tokens=4, stop=(3,)))

@@ -280,6 +280,8 @@ def test_one_beam_is_greedy(llama):
 def test_beams_share_blocks(llama):
     """Four beams of a long prompt need the prompt's blocks once."""
     (prompt,) = llama.prompts(40, seed=4)
+    usual = Engine(llama.lm, small(num_blocks=99)).beam_search(prompt)
+    assert [len(beam.token_ids) for beam in usual] == [32] * 4
     engine = careful_engine(llama.lm, small(num_blocks=10 + 4 * 2, prefix_cache=False))
     assert len(engine.beam_search(prompt, 4, 8)) == 4
     with pytest.raises(minikv.OutOfBlocks, match="blocks needed: 22, free: 18"):

@@ -420,6 +420,24 @@ def test_samples_and_beams_have_states_of_their_own(hybrid):
     assert_empty(engine)
 
 
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda pool, table: pool._free_slots.pop(), "a slot is lost or held twice"),
+        (lambda pool, table: pool.give_slot(table.slot), "a slot is lost or held twice"),
+        (lambda pool, table: setattr(table, "slot", None), "a sequence runs without a slot"),
+    ],
+)
+def test_the_engines_check_looks_at_slots(damage, says, hybrid):
+    engine = Engine(hybrid.lm, small())
+    engine.add_request([1, 2, 3], SamplingParams(max_tokens=9))
+    engine.step()
+    engine.check()
+    damage(engine.pool, engine.scheduler.running[0].table)
+    with pytest.raises(AssertionError, match=says):
+        engine.check()
+
+
 # ── Random programs ───────────────────────────────────────────────────────────
 
 VOCAB = 24
