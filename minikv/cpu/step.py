@@ -7,6 +7,8 @@ does on a GPU.
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from ctypes import CDLL
 from functools import partial, wraps
 from time import perf_counter, thread_time
 from typing import Any
@@ -88,6 +90,7 @@ def _copy_weights(transformer: Transformer) -> Weights:
             if found.dtype == np.uint32:
                 ops[i] = InPanels(panels[i], len(parts) * len(parts[0]), ops[i].bias)
                 setattr(layer, name, ops[i])
+        give_back()
         products[name] = panels if name == "gate_up" else panels[:, 0]
         products[f"{name}_bias"] = stack(map(plain, biases))
     head = in_panels(plain(transformer.head.weight))
@@ -106,6 +109,12 @@ def _copy_weights(transformer: Transformer) -> Weights:
         eps=np.float32(config.rms_norm_eps),
         **products,
     )  # fmt: skip
+
+
+def give_back() -> None:
+    """Memory that was freed in many pieces, to the system: glibc keeps it until it is asked."""
+    with suppress(AttributeError, OSError, TypeError):  # other systems
+        CDLL(None).malloc_trim(0)
 
 
 class InPanels:
