@@ -265,7 +265,7 @@ def test_a_helper_that_comes_early_finds_nothing(llama, monkeypatch):
     for one in (fresh, program):
         shared = one.buffers.shared
         before = shared.copy()
-        kernels.run_step(one.weights, one.buffers, 0, 1000)  # helps, alone
+        kernels.run_step(*one.arguments, 0, 1000)  # helps, alone
         assert shared.tolist() == before.tolist()
 
 
@@ -367,6 +367,20 @@ def test_what_was_compiled_is_of_these_sources(tmp_path, monkeypatch):
     assert stamp() == before
     (tmp_path / "kernels.py").write_text("x = 10")
     assert stamp() != before
+
+
+@pytest.mark.thorough
+def test_another_process_compiles_a_kernel(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    compiled, x = kernel(kernels.rms_norm.py_func), np.ones((2, 16), np.float32)
+    arguments = x, x[0], np.float32(0), x.copy()
+    with compiler.compiled_beside(compiled, *arguments):
+        pass
+    compiled(*arguments)
+    assert sum(compiled.stats.cache_hits.values()) == 1
+    with pytest.raises(OSError, match="of mine"), compiler.compiled_beside(compiled, *arguments):
+        raise OSError("of mine")
 
 
 def test_what_names_a_type_that_is_gone_is_compiled_again(tmp_path, monkeypatch):
