@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -420,6 +421,7 @@ def test_chunks_of_a_phase_may_be_computed_in_any_order(llama, monkeypatch):
         return 0
 
     monkeypatch.setattr(cpu_step, "run_step", run_step)
+    monkeypatch.setattr(cpu_step, "compiled_beside", lambda *_: nullcontext())
     engine = fearless(cpu(llama.lm, speculative=Clairvoyant(wrong=0.1)))
     prompts = llama.prompts(3, 20, 40, seed=8)
     outputs = engine.generate(prompts, SamplingParams(max_tokens=30))
