@@ -244,20 +244,19 @@ doctor: setup
 	@echo "== Environment"
 	@$(BIN)/python -m minikv doctor
 
-# The kernels of the CPU for each format of K and V, and for layers with windows, compiled for the
-# tests to find: two that begin at once would both compile them. In one process: what several
-# formats have in common it compiles once.
+# The kernels of the CPU for each format of K and V, for layers with windows and for those with
+# states, compiled for the tests to find: two that begin at once would both compile them. In one
+# process: what several have in common it compiles once.
 COMPILED := .venv/compiled
 define COMPILE
 import minikv as m
-for kind in ("bfloat16", "int8", "int4", "windows"):
-    windows = kind == "windows"
-    model = m.load("tinypy-hybrid" if windows else "tinypy")
-    config = m.EngineConfig(64, kv_dtype="auto" if windows else kind)
-    m.Engine(model, config).generate([70 * [1]])
+models = {"windows": "tinypy-hybrid", "states": "tinypy-states"}
+for kind in ("bfloat16", "int8", "int4", *models):
+    config = m.EngineConfig(64, kv_dtype="auto" if kind in models else kind)
+    m.Engine(m.load(models.get(kind, "tinypy")), config).generate([70 * [1]])
 endef
 export COMPILE
-$(COMPILED): $(STAMP) $(wildcard minikv/cpu/*.py minikv/quant/*.py minikv/groups/*.py) | doctor
+$(COMPILED): $(STAMP) $(wildcard $(patsubst %,minikv/%/*.py,cpu quant groups states)) | doctor
 	@$(BIN)/python -c "$$COMPILE"
 	@touch $@
 
@@ -270,7 +269,7 @@ environment: $(IMPORTED) $(COMPILED)
 
 # Downloads everything again, into empty environments: minutes.
 test-install: setup
-	@$(PYTEST) tests/install
+	@$(PYTEST) --numprocesses=2 tests/install
 
 # Pages and slides, then: links, HTML, a browser's view, accessibility.
 test-site: setup site slides
