@@ -156,8 +156,7 @@ test: setup
 else
 # The long part begins when the kernels of the CPU are compiled, and not at all if lint has failed.
 test:
-	@$(MAKE) --no-print-directory $(DISTRIBUTED)
-	@$(MAKE) --no-print-directory -j2 environment lint units
+	@$(MAKE) --no-print-directory -j3 environment lint units
 	@echo "== All passed"
 	@$(if $(MARKED),echo "$$ADDED")
 endif
@@ -174,10 +173,11 @@ test-all:
 	@$(BIN)/python tests/skipped.py $(SKIPPED)
 test-all: export MINIKV_SKIPPED := $(CURDIR)/$(SKIPPED)
 
-# What only chapter 13 uses. Without it, its tests are skipped.
+# What only chapter 13 uses. Without it, its tests are skipped. The checkout itself, which is there,
+# is not installed once more: others run on it meanwhile.
 $(DISTRIBUTED): $(STAMP)
 	@echo "== Installing what engines on many machines need"
-	@$(PIP) --quiet $(PINS) --editable ".[distributed]" \
+	@$(PIP) --quiet $(PINS) "minikv[distributed]" \
 		&& touch $@ || echo "It could not be installed; its tests will be skipped"
 
 # What others have made has an environment, which sees the packages of .venv: nbgrader and a hub,
@@ -244,33 +244,32 @@ doctor: setup
 	@echo "== Environment"
 	@$(BIN)/python -m minikv doctor
 
-# The kernels of the CPU for each format of K and V, and for layers with windows, compiled for the
-# tests to find: two that begin at once would both compile them. In one process: what several
-# formats have in common it compiles once.
+# The kernels of the CPU for each format of K and V, for layers with windows and for those with
+# states, compiled for the tests to find: two that begin at once would both compile them. In one
+# process: what several have in common it compiles once.
 COMPILED := .venv/compiled
 define COMPILE
 import minikv as m
-for kind in ("bfloat16", "int8", "int4", "windows"):
-    windows = kind == "windows"
-    model = m.load("tinypy-hybrid" if windows else "tinypy")
-    config = m.EngineConfig(64, kv_dtype="auto" if windows else kind)
-    m.Engine(model, config).generate([70 * [1]])
+models = {"windows": "tinypy-hybrid", "states": "tinypy-states"}
+for kind in ("bfloat16", "int8", "int4", *models):
+    config = m.EngineConfig(64, kv_dtype="auto" if kind in models else kind)
+    m.Engine(m.load(models.get(kind, "tinypy")), config).generate([70 * [1]])
 endef
 export COMPILE
-$(COMPILED): $(STAMP) $(wildcard minikv/cpu/*.py minikv/quant/*.py minikv/groups/*.py) | doctor
+$(COMPILED): $(STAMP) $(wildcard $(patsubst %,minikv/%/*.py,cpu quant groups states)) | doctor
 	@$(BIN)/python -c "$$COMPILE"
 	@touch $@
 
 # Python's own files of all that tests import: workers that begin at once would each make them all.
 IMPORTED := .venv/imported
-$(IMPORTED): $(STAMP) | doctor
+$(IMPORTED): $(STAMP) | doctor $(DISTRIBUTED)
 	@PYTHONPATH=$(QUICK) $(PYTEST) --collect-only --quiet $(SUITE) > /dev/null; touch $@
 
 environment: $(IMPORTED) $(COMPILED)
 
 # Downloads everything again, into empty environments: minutes.
 test-install: setup
-	@$(PYTEST) tests/install
+	@$(PYTEST) --numprocesses=2 tests/install
 
 # Pages and slides, then: links, HTML, a browser's view, accessibility.
 test-site: setup site slides

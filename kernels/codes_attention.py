@@ -30,8 +30,12 @@ from minikv_kernels.arguments import (
 from minikv_kernels.codes import Codes, check_codes, from_fp8
 from minikv_kernels.codes_write import check_open_keys
 from minikv_kernels.mode import INTERPRETED
-from minikv_kernels.paged_prefill import CHANGES as PREFILL_CHANGES
-from minikv_kernels.paged_prefill import LOG2_E, count_tiles, rows_of_tile
+from minikv_kernels.paged_prefill import (
+    CHANGES as PREFILL_CHANGES,
+    LOG2_E,
+    count_tiles,
+    rows_of_tile,
+)
 from minikv_kernels.settings import Setting
 from minikv_kernels.splits import (
     CHANGES,

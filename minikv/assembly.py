@@ -8,7 +8,6 @@ function that needs it. Its last line gives `assemble` to `Engine`.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -76,7 +75,7 @@ def assemble(
         classes = with_policy(classes, config)
     tiers = tiers_below(runner, config) if config.host_blocks and config.prefix_cache else None
     listeners = [one for one in (*loop.listeners, store.open, tiers) if one is not None]
-    return Parts(config, runner, loop, tiers, listeners, sessions, classes)
+    return Parts(config, runner, loop, tiers, listeners, classes)
 
 
 def kind_of_store(
@@ -103,13 +102,6 @@ def tiers_below(runner: Runner, config: EngineConfig) -> LowerTiers:
     from minikv.cluster import SharedStore
 
     return Tiers(runner, config, SharedStore(config.store))
-
-
-def sessions() -> Any:
-    """The module that writes and reads sessions. Imported when there is a first one."""
-    from minikv import tiers
-
-    return tiers
 
 
 Engine.assemble = staticmethod(assemble)  # the engine itself names none of its wings

@@ -84,7 +84,7 @@ class BatchBuilder:
         return batch
 
     def ids_of_decodes(self, decodes: Seq[Sequence]) -> list[int]:
-        """The one token of each that is computed."""
+        """The token of each that this step computes."""
         return [one.token_ids[one.num_computed] for one in decodes]
 
     def tables(self, sequences: Seq[Sequence], starts: np.ndarray, slots: np.ndarray) -> np.ndarray:

@@ -31,7 +31,7 @@ def beam_search(
     beams, scores = [root], torch.zeros(1, dtype=torch.float64)
     finished: list[tuple[float, list[int]]] = []  # (score, tokens), best first
     ends = set(lm.config.eos_ids)
-    while beams and not _decided(finished, scores, beams, width, penalty):
+    while beams and not _decided(finished, float(scores[0]), beams[0].num_output, width, penalty):
         log_probs = log_probs_of(runner, beams).double().cpu() + scores[:, None]  # (beams, V)
         count = min(width * max(2, 1 + len(ends)), log_probs.numel())
         best, flat = log_probs.flatten().topk(count)
@@ -91,13 +91,12 @@ def make_room(scheduler: Scheduler, store: KVStore, needed: int) -> bool:
     return short <= 0
 
 
-def _decided(
-    finished: list, scores: torch.Tensor, beams: list[Sequence], width: int, penalty: float
-) -> bool:
-    """Whether no live beam, if it ended here, would beat the worst of `width` finished ones."""
-    if len(finished) < width or beams[0].num_output == 0:
+def _decided(finished: list, score: float, length: int, width: int, penalty: float) -> bool:
+    """Whether no live beam, the best of which has this score and so many new tokens, would beat
+    the worst of `width` finished ones, if it ended here."""
+    if len(finished) < width or length == 0:
         return False
-    return float(scores[0]) / beams[0].num_output ** penalty <= finished[-1][0]
+    return score / length**penalty <= finished[-1][0]
 
 
 def log_probs_of(runner: Runner, beams: list[Sequence]) -> torch.Tensor:

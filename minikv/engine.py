@@ -10,8 +10,7 @@ made for a configuration (stores, tiers, the loop) is decided in `minikv.assembl
 """
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
@@ -75,7 +74,6 @@ class Parts(NamedTuple):
     loop: Loop
     tiers: LowerTiers | None
     listeners: list[Listener]  # to its pool and its prefix cache
-    sessions: Callable[[], Any]  # the module that writes and reads them
     classes: Classes
 
 
@@ -110,7 +108,6 @@ class Engine:
         self.lm, self.config, self.runner, self.loop = lm, parts.config, parts.runner, parts.loop
         self.store, self.attention = self.runner.store, self.runner.attention
         self.tiers, self._listeners = parts.tiers, [*listeners, *parts.listeners]
-        self._sessions = parts.sessions
         self._make_pool, self.block_table, make = parts.classes
         self._make_cache = make if prefix_cache is RadixCache else partial(blamed, make)
         self._make_scheduler = partial(scheduler, block_table=self.block_table,
@@ -355,16 +352,6 @@ class Engine:
             if make_room(self.scheduler, self.store, needed):
                 return beam_search(self.lm, self.scheduler, self.runner, request, width, penalty)
         raise OutOfBlocks(needed, self.pool.num_free)
-
-    def save_session(self, what: Any, path: Any, **options: Any) -> Any:
-        """Write a request's or a prompt's tokens with their K and V to a file: see
-        `minikv.tiers.session.save_session`, which also has the options."""
-        return self._sessions().save_session(self, what, path, **options)
-
-    def load_session(self, path: Any, cache_salt: Hashable = None) -> list[int]:
-        """Let the prefix cache have what `save_session` wrote; returns the tokens. See
-        `minikv.tiers.session.load_session`."""
-        return self._sessions().load_session(self, path, cache_salt)
 
     def update_weights(self, state_dict: Weights) -> None:
         """Continue with other weights (same shapes, `transformers` names).

@@ -21,8 +21,8 @@ class OutOfBlocks(Exception):
 
 
 def blame(role: str, call: Callable, *arguments: Any, **named: Any) -> Any:
-    """`call(…)` of a part that somebody may have handed in: a note at the end of an error says in
-    which one it was raised."""
+    """`call(…)` of a part that somebody may have handed in. An error gets a note that says in which
+    part it was raised."""
     try:
         return call(*arguments, **named)
     except Exception as error:
@@ -88,7 +88,7 @@ def require_number(
     name: str, value: Any, allowed: str = "", fits: Callable[[float], bool] = lambda x: True
 ) -> float:
     """`value` as a float. Raises ValueError, naming the argument, unless it is a finite number
-    that `fits`; `allowed` says in words which ones do."""
+    that `fits`; `allowed` says in words which numbers do."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not abs(value) <= 1e308 or not fits(value):
         raise ValueError(f"{name}: must be a finite number{allowed}, was {value!r}")

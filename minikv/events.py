@@ -3,14 +3,13 @@
     pool.release ──> freeing(block_id)          prefix cache.insert ──> stored(tokens, blocks, salt)
     a new pool and a new cache ──> begin        prefix cache.clear  ──> clearing
 
-The classes know nothing of it, so a class that is handed in tells as much as the engine's own: a
-method of this one pool and this one cache is called through a function that has the list of the
-listeners. In the same way tiers get to plan with the scheduler, and an error of a prefix cache that
-was handed in says whose it is. Nothing is wrapped if nobody listens.
+Nothing of this is in the classes. It is put around methods of this pool and this cache, so a class
+that is handed in tells as much as the engine's own. In the same way tiers get to plan with the
+scheduler, and an error of a prefix cache that was handed in says so. If nobody listens, nothing is
+put around anything.
 """
 
-from collections.abc import Callable, Hashable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Hashable, Sequence as Seq
 from functools import partial
 from typing import Any
 
@@ -42,6 +41,8 @@ class LowerTiers(Listener):
     """What an engine asks of the tiers below its device: besides listening, they hold waiting
     sequences back until their blocks have arrived. `minikv.tiers.tiers_of(engine)` has all that
     others can ask."""
+
+    may_wait = True  # for blocks, if nothing can run without them; not beside a step under way
 
     def hold_back(self, scheduler: Scheduler) -> None:
         """From now on plan with a new scheduler of any class, and lend it the host's blocks."""

@@ -47,9 +47,9 @@ class LanguageModel:
     def text_of(self, ids: list[int], is_open: bool = False) -> str:
         """As `decode`, of ids that need not be checked.
 
-        An open end is half a character, which any tokenizer makes U+FFFD. Those of Llama 2 and
-        Gemma, with a token for each byte, make it of a whole run of such tokens if one of them is
-        wrong: with one that is, behind the others, an open run shows.
+        An open end is half a character, which any tokenizer turns into U+FFFD. The tokenizers of
+        Llama 2 and Gemma have a token for each byte, and turn a whole run of such tokens into
+        U+FFFD if a single byte is wrong. So a wrong byte behind the ids shows an open run.
         """
         end = self._broken if is_open else []
         text = self._tokenizer_or_raise().decode([*ids, *end] if end else ids)

@@ -21,9 +21,9 @@ def find_stop(text: str, stop: tuple[str | int, ...]) -> int | None:
 def hits_stop_string(sequence: Sequence, decode: Decode) -> bool:
     """Whether the tokens since the last call completed a stop string.
 
-    Decoded are they alone, behind the last ones whose text is whole: some tokenizers leave out a
-    blank before the first token. Searched is their text, behind as much of the text before as a
-    stop string is long. So a step takes as long in a long answer as in a short one.
+    Only these tokens are decoded, behind the last tokens whose text is whole, because some
+    tokenizers leave out a blank before the first token. Only their text is searched, behind as much
+    of the text before as a stop string is long. So a step of a long answer takes no longer.
     """
     request, (num_read, kept, before) = sequence.request, sequence.read
     tokens = sequence.token_ids[len(request.prompt_ids) + num_read :]
@@ -63,11 +63,10 @@ def visible_text(text: str, stop: tuple[str | int, ...], finished: bool) -> str:
 class SampleOutput:
     """One sample of a request as it stood after some step."""
 
-    __slots__ = ("_length", "_sequence", "decode")
-
     def __init__(self, sequence: Sequence, length: int, decode: Decode):
         """`length`: tokens at that time, the prompt's included."""
         self._sequence, self._length, self.decode = sequence, length, decode
+        self.stop = sequence.request.params.stop  # what ends it
 
     @property
     def token_ids(self) -> list[int]:
@@ -86,19 +85,12 @@ class SampleOutput:
         finished = self.finish_reason is not None
         return visible_text(self.decode(self.token_ids, not finished), self.stop, finished)
 
-    @property
-    def stop(self) -> tuple[str | int, ...]:
-        """What ends it."""
-        return self._sequence.request.params.stop
-
     def __repr__(self) -> str:
         return f"SampleOutput(token_ids={self.token_ids}, finish_reason={self.finish_reason!r})"
 
 
 class RequestOutput:
     """A request as it stood after some step; later steps do not change it."""
-
-    __slots__ = ("prompt_ids", "request", "request_id", "samples")
 
     def __init__(self, of: Request, lengths: Iterator[int], decode: Decode):
         self.request, self.request_id, self.prompt_ids = of, of.request_id, of.prompt_ids

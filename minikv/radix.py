@@ -17,8 +17,7 @@ oldest entry of that list is always a leaf.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Iterator, Sequence as Seq
 from functools import partial
 from typing import Any, NamedTuple
 

@@ -114,15 +114,6 @@ class Scheduler:
                 budget -= self._add_chunk(sequence, budget, plan)
         return plan
 
-    def schedule_without(self, leaving: list[Sequence]) -> Plan:
-        """`schedule`, as if these running sequences had finished already."""
-        for sequence in leaving:
-            self.running.remove(sequence)
-        plan = self.schedule()
-        for sequence in leaving:
-            self.add_running(sequence)
-        return plan
-
     def commit(self, plan: Plan) -> list[Sequence]:
         """Count what a plan computed, share the blocks of its chunks, fork finished prompts.
 

@@ -50,12 +50,6 @@ class Sequence:
     The constructor copies `token_ids`.
     """
 
-    __slots__ = (
-        "device_row", "finish_reason", "host_block_ids", "index", "must_fork", "next_slot", "node",
-        "num_cached", "num_computed", "num_inserted", "num_preemptions", "read", "request", "table",
-        "table_version", "token_ids",
-    )  # fmt: skip
-
     def __init__(self, request: Request, index: int, token_ids: list[int]):
         self.request, self.index = request, index
         self.token_ids = list(token_ids)
@@ -74,7 +68,7 @@ class Sequence:
         self.node: Node | None = None  # locked in the prefix cache
         self.finish_reason: str | None = None  # "stop", "length" or "abort"
         # Of the search for stop strings (`minikv.outputs`): how many new tokens were read, the last
-        # ones that have a text, and the end of the text.
+        # tokens that have a text, and the end of the text.
         self.read: tuple[int, list[int], str] = (0, [], "")
         # Set while the engine plans ahead: where on the device its newest token's id is, one
         # that `token_ids` does not have yet (`minikv.gpu.ahead`).

@@ -3,8 +3,7 @@
 Every ValueError begins with the name of the argument.
 """
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from numbers import Integral
 from typing import Any
 
@@ -19,7 +18,7 @@ Prompt = str | Seq[int]
 
 
 def check_params(params: Any) -> SamplingParams:
-    """The same; the default ones for None."""
+    """`params`, or the defaults for None. Raises ValueError for anything else."""
     params = SamplingParams() if params is None else params
     if not isinstance(params, SamplingParams):
         raise ValueError(f"params: must be SamplingParams, was {params!r}")
@@ -42,37 +41,29 @@ def pair_up(prompts: Any, params: Any) -> Iterable[tuple[Prompt, SamplingParams]
 def make_request(
     request_id: int, prompt: Prompt, params: Any, lm: LanguageModel, config: EngineConfig
 ) -> Request:
-    """A request that can run, as `Engine.add_request` promises."""
+    """A request that can run, as `Engine.add_request` promises: its tokens fit the context and the
+    pool together with `max_tokens` more."""
     params = check_params(params)
-    prompt_ids = _check_prompt(prompt, params.max_tokens, lm, config)
+    ids = lm.encode(require_text("prompt", prompt)) if isinstance(prompt, str) else prompt
+    ids = require_ids("prompt", ids, lm.config.vocab_size)
+    if not ids:
+        raise ValueError("prompt: is empty; give at least one token")
+    total = len(ids) + params.max_tokens
+    asked = f"a prompt of {len(ids)} tokens and max_tokens={params.max_tokens} make {total} tokens"
+    if total > lm.config.max_context:
+        raise ValueError(f"{asked}; the model's context is {lm.config.max_context}")
+    needed = blocks_for(total, config.block_size)
+    if needed > config.num_blocks:
+        raise ValueError(
+            f"{asked}, {needed} blocks of {config.block_size}; the pool has "
+            f"{config.num_blocks}: raise num_blocks or lower max_tokens"
+        )
     if lm.tokenizer is None and any(isinstance(item, str) for item in params.stop):
         raise ValueError(f"stop: strings need a tokenizer, and {lm.name} has none; use token ids")
     if params.n > config.max_num_seqs:
         raise ValueError(f"n: {params.n} samples do not fit max_num_seqs={config.max_num_seqs}")
-    request = Request(request_id, prompt_ids, params, lm.config.eos_ids)
+    request = Request(request_id, ids, params, lm.config.eos_ids)
     if lm.tokenizer is not None and request.longest_stop > 0:  # of special tokens there is no text
         added = lm.tokenizer.get_added_tokens_decoder()
         request.stop_ids |= {i for i, a in added.items() if a.special and a.content in params.stop}
     return request
-
-
-def _check_prompt(
-    prompt: Any, max_tokens: int, lm: LanguageModel, config: EngineConfig
-) -> list[int]:
-    """Its token ids, which fit the context and the pool together with `max_tokens` more."""
-    text = isinstance(prompt, str)
-    ids = lm.encode(require_text("prompt", prompt)) if text else prompt
-    ids = require_ids("prompt", ids, lm.config.vocab_size)
-    if not ids:
-        raise ValueError("prompt: is empty; give at least one token")
-    total = len(ids) + max_tokens
-    request = f"a prompt of {len(ids)} tokens and max_tokens={max_tokens} make {total} tokens"
-    if total > lm.config.max_context:
-        raise ValueError(f"{request}; the model's context is {lm.config.max_context}")
-    needed = blocks_for(total, config.block_size)
-    if needed > config.num_blocks:
-        raise ValueError(
-            f"{request}, {needed} blocks of {config.block_size}; the pool has "
-            f"{config.num_blocks}: raise num_blocks or lower max_tokens"
-        )
-    return ids

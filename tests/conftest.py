@@ -69,6 +69,8 @@ def pytest_xdist_make_scheduler(config, log):
             file, _, test = nodeid.partition("::")
             if file.endswith(".ipynb") and not config.getoption("chapter"):
                 return "notebooks"  # there is one fork server
+            if file.endswith("test_install.py"):
+                return nodeid  # each fills an environment of its own
             part = re.search(r"\[(\d\d\.\d)" if "four_ways" in file else r"(with \w+)\]$", test)
             return f"{file}::{part[1]}" if part else file
 

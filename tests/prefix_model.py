@@ -1,7 +1,6 @@
 """A plain model of a prefix cache, with which the radix tree is compared."""
 
-from collections.abc import Hashable
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Sequence as Seq
 
 Name = tuple[Hashable, tuple[int, ...]]  # (salt, the tokens up to the end of a block)
 

@@ -33,6 +33,7 @@ from minikv.quant.oracle import QuantisedOracle
 from minikv.retention import RetainingCache, whole_conversations
 from minikv.sampling import probabilities
 from minikv.speculative import HeadDrafter
+from minikv.tiers import load_session, save_session
 from minikv.tiers.identity import SessionError
 
 PACKAGE = str(Path(minikv.__file__).parent)
@@ -507,7 +508,7 @@ class Player:
             if not isinstance(one, int):
                 self.texts.append((None, [*one.prompt_ids, *one.token_ids]))
             try:
-                self.do(lambda: self.engine.save_session(one, path))
+                self.do(lambda: save_session(self.engine, one, path))
                 self.saved[path] = self.number
             except (OutOfBlocks, ValueError):
                 self.seen["not saved"] += 1
@@ -518,7 +519,7 @@ class Player:
             salt = [None, "salt"][which % 2]
 
             def load():
-                self.texts.append((salt, self.engine.load_session(path, salt)))
+                self.texts.append((salt, load_session(self.engine, path, salt)))
 
             try:
                 self.do(load)

@@ -9,14 +9,20 @@ from pathlib import Path
 
 import torch
 
-from minikv.checkpoint.config_json import ARCHITECTURES as ARCHITECTURES
-from minikv.checkpoint.config_json import DEFAULTS as DEFAULTS
-from minikv.checkpoint.config_json import read_config
-from minikv.checkpoint.files import INDEX, SINGLE, read_shards, read_weights
-from minikv.checkpoint.files import is_finite as is_finite
-from minikv.checkpoint.files import read_json as read_json
-from minikv.checkpoint.tokenizer import read_special_tokens as read_special_tokens
-from minikv.checkpoint.tokenizer import read_tokenizer
+from minikv.checkpoint.config_json import (
+    ARCHITECTURES as ARCHITECTURES,
+    DEFAULTS as DEFAULTS,
+    read_config,
+)
+from minikv.checkpoint.files import (
+    INDEX,
+    SINGLE,
+    is_finite as is_finite,
+    read_json as read_json,
+    read_shards,
+    read_weights,
+)
+from minikv.checkpoint.tokenizer import read_special_tokens as read_special_tokens, read_tokenizer
 from minikv.errors import CheckpointError, require_one_of
 from minikv.language_model import LanguageModel
 from minikv.model import Transformer
@@ -39,7 +45,8 @@ def load(
     """Load a Llama, Mistral, Ministral, Cwm, Qwen2, Qwen3 or Qwen3.5 (text) checkpoint.
 
     `name_or_path`: "tinypy", "tinypy-hybrid" or "tinypy-states" (bundled), a local folder, or a
-    Hugging Face hub id (downloaded once, then cached). `dtype`: float32, float16 or bfloat16.
+    Hugging Face hub id (downloaded once, then cached). `dtype`: float32, whose tokens are the
+    oracle's; float16 or bfloat16 take half the memory, which docs/SETUP.md has in GB.
     Raises CheckpointError (a ValueError) that says what is missing or unsupported.
     """
     require_one_of("dtype", dtype, DTYPES)

@@ -11,11 +11,12 @@ its own, and chooses the replica itself. Here routing is what the course shows, 
 only two calls to answer.
 """
 
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
+
+import torch
 
 from minikv.cluster.front import WorkerLost
 from minikv.cluster.ray_cluster import connected, import_ray
@@ -87,6 +88,7 @@ def ray_workers(
     address: str | None = None,
     patience: float = 60.0,
     work_seconds: float = 0.02,
+    dtype: torch.dtype = torch.float32,
 ) -> Iterator[list[RayWorker]]:
     """`number` engines, each in a process with one core; they end with the `with` block. A process
     begins when its worker is started.
@@ -103,7 +105,7 @@ def ray_workers(
             raise RuntimeError(f"workers: the cluster has {room:.0f} cores for {number} workers")
         make = ray.remote(num_cpus=1, max_restarts=-1)(Actor)
         workers = [
-            RayWorker(partial(make.remote, model, config, work_seconds), patience)
+            RayWorker(partial(make.remote, model, config, work_seconds, dtype), patience)
             for _ in range(number)
         ]
         try:

@@ -27,15 +27,14 @@ With `num_prefill`, the first so many workers compute prompts, and the others de
 
 With `at_first`, only that many workers are started. The others follow one by one, when more than
 `CROWD` requests per worker are under way or when a worker will never serve again. The newest added
-worker is ended when it has had nothing to do for `idle` seconds, then the one before it. What its
+worker is ended when it has had nothing to do for `idle` seconds, then the next newest. What its
 prefix cache held is lost, unless a store has it, too.
 """
 
 import logging
 import pickle
 import threading
-from collections.abc import Callable, Hashable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Hashable, Iterator, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -122,7 +121,7 @@ class Stream:
 
     def __iter__(self) -> Iterator[Delta]:
         """What each call adds. Raises ValueError for a request that can never run, RequestFailed
-        for one that was given up."""
+        if the request was given up."""
         reader = self._request.reader
         assert isinstance(reader, _Queue)
         try:

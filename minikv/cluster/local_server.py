@@ -71,8 +71,8 @@ def local_server(
     memory: int | str = "256 MiB", policy: str = "allkeys-lru", port: int = 0, password: str = ""
 ) -> Iterator[LocalServer]:
     """Start a server with `memory` bytes for entries, and end it with the `with` block. It listens
-    on 127.0.0.1 alone, on a free port unless one is given, needs a password, and writes nothing to
-    the disk. It also ends with this process, however that ends.
+    on 127.0.0.1 alone, on a free port if `port` is 0, needs a password, and writes nothing to the
+    disk. It also ends with this process, however that ends.
 
     Raises FileNotFoundError if there is no server to start, and RuntimeError if it does not start.
     """

@@ -1,4 +1,4 @@
-"""A connection to a Ray cluster: one that runs already, or a new one of this machine alone."""
+"""A connection to a Ray cluster that runs already, or to a new cluster of this machine alone."""
 
 import os
 import secrets
@@ -38,7 +38,7 @@ def import_ray(alone: bool = False) -> Any:
 
 @contextmanager
 def connected(ray: Any, address: str | None, num_cpus: int | None) -> Iterator[None]:
-    """Connect to the cluster at `address`; if that is None, to a new one of this machine, with
+    """Connect to the cluster at `address`; if that is None, to a new cluster of this machine, with
     `num_cpus` cores, which ends with the `with` block. Raises RuntimeError if a new
     cluster does not start, which happens on a busy machine."""
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -61,7 +61,7 @@ def _start(ray: Any, **options: Any) -> None:
                 _node_ip_address="127.0.0.1", **options,
             )  # fmt: skip
             return
-        except Exception as error:  # Ray raises many kinds; for a node that is late just this one
+        except Exception as error:  # Ray raises many kinds; for a node that is late, just this
             ray.shutdown()
             if not tries_left:
                 raise RuntimeError(f"Ray does not start: {error}") from error

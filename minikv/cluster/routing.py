@@ -17,8 +17,7 @@ tokens: those that wait at a worker, and those of this prompt that it would have
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Iterable, Sequence as Seq
 from typing import NamedTuple
 
 from minikv.errors import require_int
@@ -87,7 +86,7 @@ class Router:
         self.up[worker] = True
 
     def least_loaded(self) -> int:
-        """The worker with the least to compute; of equal ones, the one with the least recent work.
+        """The worker with the least to compute; among equals, that with the least recent work.
         Raises ValueError if all are down."""
         up = [one for one, is_up in enumerate(self.up) if is_up]
         return min(up, key=lambda one: (self.loads[one], self.sent[one]))

@@ -10,7 +10,7 @@ Whatever happens to the server, a call ends within `timeout` seconds per piece o
 in place of an error. After a failure a circuit breaker refuses calls at once. It tries again after
 half a second, then after twice as long each time. Entries are not verified here, but by
 `minikv.tiers.entry.unpack`. Its checksum finds damage, not malice: a client that may write to the
-store can write wrong K and V, and one that may list its keys can read what is there. So give no
+store can write wrong K and V, and a client that may list its keys can read its entries. Give no
 tenant access to it. An engine's tenants are kept apart by the salt, which is part of every name: a
 salt that cannot be guessed gives names that cannot be guessed.
 
@@ -19,8 +19,7 @@ K and V travel as they are stored, so `EngineConfig.kv_dtype` makes entries smal
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 from typing import TypeVar
 
 from minikv.cluster.breaker import Breaker
@@ -75,7 +74,7 @@ class SharedStore:
         return self._call(ask, [False] * len(names)) if names else []
 
     def get_many(self, names: Seq[Name]) -> list[bytes | None]:
-        """The entries of these names, None for one that is missing or cannot be fetched."""
+        """The entries of these names, None for a name that is missing or cannot be fetched."""
         found: list[bytes | None] = []
         while len(found) < len(names):
             piece = names[len(found) :][: max(1, PIECE // self._entry_bytes)]

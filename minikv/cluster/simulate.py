@@ -20,8 +20,7 @@ Left out: attention that takes longer with longer contexts, preemption, and shar
 import heapq
 import math
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Iterable, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

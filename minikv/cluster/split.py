@@ -23,8 +23,7 @@ until the last block is written, and more copies. On two cores, 48 blocks of tin
 each block is packed and checked for itself; computing them took 70 ms. Medians of 12, in turns.
 """
 
-from collections.abc import Hashable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Iterable, Sequence as Seq
 
 from minikv.cluster.routing import Name, Router, Ticket
 

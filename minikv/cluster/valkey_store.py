@@ -1,7 +1,6 @@
 """A Valkey or Redis server as a shared store."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from typing import Any
 from urllib.parse import quote
 

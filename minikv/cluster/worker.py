@@ -14,11 +14,12 @@ job begins, and the more calls there are.
 
 import os
 from collections import deque
-from collections.abc import Hashable
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Sequence as Seq
 from contextlib import suppress
 from time import perf_counter
 from typing import Any, NamedTuple
+
+import torch
 
 from minikv.blocks import BlockPool
 from minikv.checkpoint import load
@@ -56,8 +57,8 @@ class WorkerJob(NamedTuple):
 
 
 class SampleProgress(NamedTuple):
-    """What a call added to a sample of a job. A sample's last one has a finish_reason; a job's last
-    one may have an error or a prefix instead."""
+    """What a call added to a sample of a job. The last of a sample has a finish_reason; the last of
+    a job may have an error or a prefix instead."""
 
     job_id: int
     token_ids: list[int]
@@ -93,9 +94,10 @@ class EngineWorker:
     """One engine. `work_seconds`: how long a call computes."""
 
     def __init__(
-        self, model: str | LanguageModel, config: EngineConfig, work_seconds: float = 0.02
-    ):
-        self.lm = load(model) if isinstance(model, str) else model
+        self, model: str | LanguageModel, config: EngineConfig, work_seconds: float = 0.02,
+        dtype: torch.dtype = torch.float32,
+    ):  # fmt: skip
+        self.lm = load(model, dtype=dtype) if isinstance(model, str) else model
         self.work_seconds = work_seconds
         self.held = HeldNames()
         self.engine = Engine(self.lm, config, listeners=[self.held])
@@ -240,7 +242,7 @@ class EngineWorker:
         return model_fingerprint(self.engine.runner.transformer)
 
     def _cancel(self, job_ids: Seq[int]) -> None:
-        """Drop these jobs; finished ones are ignored."""
+        """Drop these jobs, but for those that are finished."""
         self.arrived = deque(job for job in self.arrived if job.job_id not in job_ids)
         for job_id in job_ids:
             self.unscored.pop(job_id, None)

@@ -27,12 +27,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from ipaddress import ip_address
 
+import torch
+
 import minikv
 from minikv.cluster.actors import ray_workers
 from minikv.cluster.front import Front, WorkerLost
 from minikv.cluster.routing import EVERY_POLICY
 from minikv.config import DRAFTERS
-from minikv.course.arguments import positive
+from minikv.course.arguments import dtype, positive
 from minikv.serving import EngineLoop
 from minikv.serving.block_life import BlockLife
 
@@ -43,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", nargs="?", default="tinypy", help="bundled name, folder or hub id")
+    parser.add_argument(
+        "--dtype", type=dtype, default=torch.float32,
+        help="of the weights: float32 (default), float16 or bfloat16",
+    )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="to listen at (default: %(default)s)")
     parser.add_argument("--port", type=port, default=8000, help="0: any (default: %(default)s)")
     parser.add_argument(
@@ -138,13 +144,13 @@ def engines(args: argparse.Namespace) -> Iterator[EngineLoop | Front]:
     )
     if most == 1 and args.address is None:
         life = BlockLife()
-        engine = minikv.Engine(minikv.load(args.model), config, listeners=[life])
+        engine = minikv.Engine(minikv.load(args.model, dtype=args.dtype), config, listeners=[life])
         with EngineLoop(engine, life) as loop:
             yield loop
         return
     policy = EVERY_POLICY[args.routing.replace("-", " ")]
     with (
-        ray_workers(most, args.model, config, address=args.address) as workers,
+        ray_workers(most, args.model, config, address=args.address, dtype=args.dtype) as workers,
         Front(workers, policy, args.max_requests, at_first, num_prefill) as front,
     ):
         yield front

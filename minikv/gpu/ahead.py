@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from minikv.engine import Engine, Loop
+from minikv.events import LowerTiers
 from minikv.gpu.runner import DeviceRunner
 from minikv.scheduler import Plan, Scheduler
 from minikv.sequence import Sequence
@@ -44,7 +45,7 @@ class AheadLoop(Loop):
             now = self.launch(engine.scheduler, engine.scheduler.schedule())
         if now is None:
             return False
-        after = self._launch_after(engine.scheduler, now)
+        after = self._launch_after(engine, now)
         self.receive(engine, now)
         self._under_way = after
         return True
@@ -69,13 +70,27 @@ class AheadLoop(Loop):
         live = [(s, token_id) for s, token_id in pairs if s.finish_reason is None]
         engine.append([s for s, _ in live], [token_id for _, token_id in live])
 
-    def _launch_after(self, scheduler: Scheduler, now: Launched) -> Launched | None:
+    def _launch_after(self, engine: Engine, now: Launched) -> Launched | None:
         """Plan and start the step after `now`, without the sequences that `now` completes."""
         live = [(row, s) for row, s in enumerate(now.sequences) if s.finish_reason is None]
         last = [s for _, s in live if len(s.token_ids) + 1 == s.request.max_length]
         for row, sequence in live:
             sequence.device_row = row
-        after = self.launch(scheduler, scheduler.schedule_without(last))
+        after = self.launch(engine.scheduler, plan_without(last, engine))
         for sequence in now.sequences:
             sequence.device_row = None
         return after
+
+
+def plan_without(leaving: list[Sequence], engine: Engine) -> Plan:
+    """The next plan, as if these running sequences had finished already. While a step is under
+    way, nothing waits for blocks from lower tiers."""
+    scheduler, tiers = engine.scheduler, engine.tiers or LowerTiers()
+    for sequence in leaving:
+        scheduler.running.remove(sequence)
+    tiers.may_wait = False  # a failure is followed by a recovery, which sets it again
+    plan = scheduler.schedule()
+    tiers.may_wait = True
+    for sequence in leaving:
+        scheduler.add_running(sequence)
+    return plan

@@ -4,8 +4,7 @@ Nothing here waits for the device before `read`, the call that `launch` returns.
 """
 
 import copy
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import replace
 from time import perf_counter
 from weakref import WeakMethod

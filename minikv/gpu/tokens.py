@@ -1,7 +1,6 @@
 """The newest tokens stay on the device: a pool of their ids, and batches that read from it."""
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, fields, replace
 
 import numpy as np

@@ -15,8 +15,7 @@ them, no other sequence may need them.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Iterable, Sequence as Seq
 from functools import partial
 
 import numpy as np
@@ -66,8 +65,8 @@ def longest_valid(has_windows: Seq[bool], window: int, block_size: int) -> int:
 class GroupPool(BlockPool):
     """Blocks that have a part in each group while a sequence may look at them.
 
-    There are more block ids than the memory has whole blocks: `num_free` says how many one sequence
-    can have now, `num_whole` how many whole ones there is memory for.
+    There are more block ids than the memory has whole blocks: `num_free` says how many a sequence
+    can have now, `num_whole` for how many whole blocks there is memory.
     """
 
     def __init__(self, store: GroupedStore, ahead: int, chunk: int):

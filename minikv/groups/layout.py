@@ -25,7 +25,7 @@ class Layout:
 
 def layout_of(config: ModelConfig) -> Layout | None:
     """The groups of a model; None if one group is all that helps: no layer has a window below the
-    model's context, or layers have different ones.
+    model's context, or windows differ.
 
     As many layers as possible are in a group, so that there are few parts: the greatest common
     divisor of the number of layers with and without a window. (With 22 and 4 of them: 2.)
@@ -78,7 +78,7 @@ class GroupedStore(KVStore):
 
     def copy_to(self, other: KVStore, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks (from, to) within this store: the parts that they had when the copy was
-        planned, because the first one may have been given back since then."""
+        planned, because the source may have been given back since then."""
         if pairs:
             planned = [self.copies.pop(pair) for pair in dict.fromkeys(pairs)]
             super().copy_to(other, [parts for one in planned for parts in one])

@@ -28,7 +28,7 @@ class QuantisedAttention(TorchAttention):
     """Paged attention over a `QuantisedStore`: sequences are grouped as in `TorchAttention`.
 
     If K is stored by block, a query reads the keys of its own block in full precision. These keys
-    are appended to the gathered ones, and the mask says for each query which of the two it reads.
+    are appended to the gathered keys, and the mask says for each query which of the two it reads.
     """
 
     store: QuantisedStore

@@ -13,8 +13,7 @@ tokens of one text are not independent.
 
 import math
 import random
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 

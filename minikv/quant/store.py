@@ -79,7 +79,7 @@ class Write:
     closing: list[int] = field(default_factory=list)
     closing_rows: list[int] = field(default_factory=list)
     # For each sequence the row with keys of its first query's block: from earlier steps, or from
-    # this one if it is a decode. Any number if there are no such keys.
+    # this step if it is a decode. Any number if there are no such keys.
     own_rows: list[int] = field(default_factory=list)
 
 
@@ -249,7 +249,7 @@ class OpenKeys(Listener):
         return self._rows.keys() - self.abandoned
 
     def row(self, block_id: int) -> int:
-        """Where the keys of an open block are. Raises RuntimeError for one that is closed."""
+        """Where the keys of an open block are. Raises RuntimeError if it is closed."""
         if block_id not in self._rows:
             raise RuntimeError(
                 f"block {block_id} is closed: its keys are quantised together, and none of them "

@@ -13,13 +13,13 @@ are left, they go, too. And no pin is longer than `LONGEST`, nor do all pins tog
 `MOST` of the pool, so that requests without hints keep a share of it.
 
 A policy says two things of a leaf: until when it is kept, and its age. Leaves whose time is over go
-first, then the others, and in each half the one of the least age:
+first, then the others, and in each half a smaller age goes before a larger one:
 
     by_age                 the least recently used: what `RadixCache` does, there without a heap
     time_to_live           kept for so long after each use
     pinned                 kept until its pin ends
-    whole_conversations    the same, but among branches of the tree the one that was not used for
-                           longest as a whole, and in it again, down to a leaf
+    whole_conversations    the same, but of the tree's branches first that which as a whole was not
+                           used for longest, and of its branches again, down to a leaf
 
 The first two are the same. A prefix that was not used for 30 seconds is older than one that was, so
 a time to live that is equal for all is age. And a conversation without branches is evicted as a
@@ -58,7 +58,7 @@ CACHES = {RadixCache: RetainingCache, GroupCache: RetainingGroupCache}
 
 def with_policy(classes: Classes, config: EngineConfig) -> Classes:
     """What an engine is made of, with a prefix cache that asks the policy of `config.retention`.
-    Raises ValueError if there is no prefix cache, or one that asks nobody."""
+    Raises ValueError if there is no prefix cache, or a cache that asks no policy."""
     pool, table, cache = classes
     if not config.prefix_cache or cache not in CACHES:
         raise ValueError(

@@ -181,18 +181,6 @@ class Cells:
             self.sequences[cell].add(dst)
         return len(cells)
 
-    def seq_keep(self, seq: int) -> int:
-        """Remove every other sequence. Returns how many cells became free."""
-        self._require_known(seq)
-        freed = []
-        for cell, owners in enumerate(self.sequences):
-            if seq in owners:
-                self.sequences[cell] = {seq}
-            elif owners:
-                freed.append(cell)
-        self.free(freed)
-        return len(freed)
-
     def seq_add(self, seq: int, p0: int, p1: int | None, delta: int) -> int:
         """Move a range by `delta` positions, forward or back; seq may be ALL. K is turned later,
         once (see `shifts`). Returns how many cells are in the range.

@@ -7,8 +7,7 @@ would have had.
 """
 
 import logging
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 
 from minikv.engine import Engine
 from minikv.sequence import Request

@@ -392,7 +392,7 @@ class Work:
         self._streams, self._leave = streams, leave
         self._running: list[tuple[Running, Inbox]] = []
         self._watch: asyncio.Task | None = None
-        self._num_over = 0  # of those that run, the first ones
+        self._num_over = 0  # how many of `_running`, from the first on, are over
         self.num_generated = 0
 
     def add(self, running: Running, inbox: Inbox) -> None:

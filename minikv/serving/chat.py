@@ -24,8 +24,9 @@ class ChatTemplate:
     """The template of a checkpoint (a bundled name, a folder or a hub id). It is a program, so it
     runs in a process of its own (`minikv.serving.render`), which the first prompt starts."""
 
-    def __init__(self, model: str):
-        folder, self.model = find_folder(model), model
+    def __init__(self, model: str, instead: str = "use /v1/completions"):
+        """`instead`: what to do where there is no template."""
+        folder, self.model, self.instead = find_folder(model), model, instead
         try:
             self._text, self._tokens = read_template(folder), read_special_tokens(folder)
             self._why = "has no chat template"
@@ -56,7 +57,7 @@ class ChatTemplate:
         said. Raises ValueError, naming the argument, if there is no template, if it refuses the
         messages, if it fails, and if it comes to no end."""
         if self._text is None:
-            raise ValueError(f"messages: {self.model} {self._why}; use /v1/completions")
+            raise ValueError(f"messages: {self.model} {self._why}; {self.instead}")
         variables = {"messages": messages, "tools": None, "documents": None, **self._tokens}
         process = self._process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None

@@ -10,7 +10,7 @@ class Gaps:
 
     def __init__(self, limits: Sequence[float]):
         self.limits, self.sum = limits, 0.0
-        self.counts = [0] * (len(limits) + 1)  # the last one: above all limits
+        self.counts = [0] * (len(limits) + 1)  # the last counts what is above all limits
 
     def observe(self, value: float, number: int = 1) -> None:
         self.counts[bisect_left(self.limits, value)] += number

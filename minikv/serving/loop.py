@@ -16,8 +16,7 @@ between the steps of the others.
 
 import logging
 import os
-from collections.abc import Callable, Hashable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Hashable, Sequence as Seq
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -98,7 +97,7 @@ class EngineLoop:
     def __init__(
         self, engine: Engine, life: BlockLife | None = None, clock: Callable[[], float] = monotonic
     ):
-        """`life`: one that was given to the engine as a listener, for the metrics."""
+        """`life`: a listener that the engine was made with, for the metrics."""
         self.engine, self.tokenizer, self._life = engine, engine.lm.tokenizer, life
         self.clock = clock
         engine.runner.sampler = Scored(engine.runner)
@@ -109,7 +108,7 @@ class EngineLoop:
         self.config, self.num_engines = config, 1
         engine.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))  # compiles
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for between two steps
-        self._answers: dict[int, Answer] = {}  # unfinished ones, by request id of the engine
+        self._answers: dict[int, Answer] = {}  # to unfinished requests, by their ids in the engine
         self._scoring: dict[Answer, Scoring] = {}  # whose prompts are scored first
         # This thread must not end with readers that wait.
         self._steps = Steps(engine, self._fail_one, caught=BaseException)
@@ -150,7 +149,7 @@ class EngineLoop:
         self._calls.put(partial(self._forget, watcher))
 
     def health(self) -> list[Health]:
-        """Of this one engine. A step that never ends shows in `age`."""
+        """Of the engine. A step that never ends shows in `age`."""
         since = self._busy_since
         age = 0.0 if since is None else self.clock() - since
         pid = None if self._is_over else os.getpid()

@@ -12,8 +12,7 @@ thread or another process to the reader, and needs no path of its own.
 """
 
 from array import array
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,14 +32,14 @@ PIECE = 128  # tokens of a prompt that is scored
 class Asked(SamplingParams):
     """What a request may ask for beside `SamplingParams`.
 
-    logprobs: so many of the likeliest tokens are told with each new one; None: not even its own
-        log-probability.
+    logprobs: so many of the likeliest tokens are told with each new token; None: not even
+        the new token's log-probability.
     logit_bias: (token id, what is added to its logit).
     frequency_penalty: what a token's logit loses for each time that the answer has it already.
     presence_penalty: what it loses if the answer has it at all.
     repetition_penalty: by this the logit of a token of prompt or answer is divided if it is
         positive, and multiplied if it is negative (Keskar et al., 2019). Before the other two.
-    scores_prompt: with `logprobs`, the prompt's tokens are told with the first new one, if
+    scores_prompt: with `logprobs`, the prompt's tokens are told with the first new token, if
         the code that gives the request to the engine has a `Scoring` compute them first.
     """
 
@@ -104,7 +103,7 @@ class Seen:
             self.counts[place] += number
 
     def with_drafts(self, token_ids: Iterable[int]) -> "Seen":
-        """The same with more tokens; this one stays."""
+        """A copy with more tokens."""
         twin = Seen()
         twin.ids, twin.counts = self.ids[:], self.counts[:]
         twin.places = self.places.copy()
@@ -116,7 +115,7 @@ class Scored:
     """A sampler that gives requests which are `Asked` what they ask for."""
 
     def __init__(self, runner: Runner):
-        """`runner`: the one around whose sampler it is put."""
+        """It is put around the sampler of `runner`."""
         choose = runner.sampler
         self.choose: ChooseTokens = choose.choose if isinstance(choose, Scored) else choose
         self._seen: dict[Sequence, Seen] = {}

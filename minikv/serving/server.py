@@ -41,8 +41,8 @@ class Connection(HttpToolsProtocol):
 
     A connection waits for its client from its first moment until a request is there as a whole,
     and again when that has its answer; for `silence` seconds, whether nothing comes or a byte now
-    and then. Uvicorn itself closes one that sends nothing for 5 s after an answer. If there are
-    more than `most` connections, the one goes that has waited for its client the longest.
+    and then. Uvicorn itself closes it after 5 s of silence behind an answer. If there are more
+    than `most` connections, the one goes that has waited for its client the longest.
     """
 
     _unread: asyncio.TimerHandle | None = None
@@ -204,12 +204,15 @@ def served(
     server = uvicorn.Server(config)
     thread = Thread(target=server.run, args=([listening],), name="http", daemon=True)
     # Else all requests wait now and then for 0.1 s, while Python looks for garbage among torch's
-    # 200,000 objects.
-    gc.freeze()
+    # 200,000 objects. What others have set apart stays so behind the end.
+    is_first = gc.get_freeze_count() == 0
+    if is_first:
+        gc.freeze()
     thread.start()
     try:
         yield host, listening.getsockname()[1]
     finally:
         server.should_exit = True
         thread.join()
-        gc.unfreeze()
+        if is_first:
+            gc.unfreeze()

@@ -8,8 +8,7 @@ for it.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Hashable, Sequence as Seq
 from contextlib import suppress
 from threading import Lock
 from time import monotonic

@@ -1,7 +1,6 @@
 """Who guesses the next tokens. A drafter that is wrong may cost time, never a token."""
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from typing import NamedTuple, Protocol
 
 import torch

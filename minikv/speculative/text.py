@@ -20,7 +20,7 @@ class Match(NamedTuple):
 
 
 class Text:
-    """Tokens that can be searched for the end of a text: of this one, or of another."""
+    """Tokens that can be searched for the end of this text, or of another."""
 
     def __init__(self, width: int):
         """`width`: the shortest match, in tokens."""

@@ -11,7 +11,7 @@ forks, and for the prefix cache.
     delta    the recurrence, token by token and a chunk at once
     model    a transformer with both kinds of layers
     memory   the slots
-    slots    who has which: running sequences, and copies in the prefix cache
+    slots    which are of running sequences, and which are copies in the prefix cache
     steps    a batch with slots, and how it is computed
     compiled decodes in one program, on a CPU
 

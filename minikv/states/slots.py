@@ -19,8 +19,7 @@ cache when the step has ended, so nobody can find a copy that is not written yet
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Iterable, Sequence as Seq
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -14,8 +14,7 @@ values, gates: some hundred numbers for each, beside a state of thousands), and 
 is known to be right.
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, NamedTuple, cast

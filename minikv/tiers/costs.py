@@ -7,8 +7,7 @@ The start is paid either way, because at least one token is computed: without it
 logits.
 """
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from math import inf
 from time import perf_counter
 from typing import NamedTuple

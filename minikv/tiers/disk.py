@@ -16,8 +16,7 @@ written together with the next entries, so that a read does not wait for a write
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -53,12 +52,12 @@ class DiskTier:
             raise ValueError(f"disk_path: cannot write in {str(folder)!r}: {error}") from error
 
     def _open(self) -> None:
-        # Used by one thread at a time: the one that makes it, then the one that works with it.
+        # Used by one thread at a time: first by its maker, then by its worker.
         self._db = sqlite3.connect(
             self.path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
         )
-        # A database of an earlier version has a write-ahead log. Who holds the file alone needs no
-        # shared index to read it.
+        # The file may have a write-ahead log. A process that has locked the file needs no shared
+        # index to read that.
         self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._db.execute("PRAGMA journal_mode = TRUNCATE")
         self._db.execute("PRAGMA locking_mode = NORMAL")
@@ -119,7 +118,7 @@ class DiskTier:
                 if oldest:
                     name, size = oldest[0]
                     self._run("DELETE FROM entries WHERE name = ?", (name,))
-                else:  # the new ones alone are too many
+                else:  # the new entries alone are too many
                     name, entry = fitting.popitem()
                     size = len(entry) + OVERHEAD
                 gone.append(name)

@@ -12,8 +12,7 @@ The hash is cryptographic, because a tenant who found a collision could read ano
 import hashlib
 import json
 import struct
-from collections.abc import Hashable
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Sequence as Seq
 
 Name = bytes
 
@@ -76,7 +75,7 @@ def name_new(
     block_ids: Seq[int], block_size: int,
 ) -> Seq[int]:  # fmt: skip
     """Add to `names` those of a prefix's blocks that have none yet; returns these blocks. They are
-    the last ones: a block is named after the one before it."""
+    the last blocks, because a name depends on the name before it."""
     first = len(block_ids)
     while first > 0 and block_ids[first - 1] not in names:
         first -= 1

@@ -13,8 +13,7 @@ The few tokens after the last whole block are computed again.
 
 import json
 import os
-from collections.abc import Hashable
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Sequence as Seq
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, NamedTuple

@@ -3,8 +3,7 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from time import perf_counter
@@ -31,7 +30,7 @@ class LowerTier(Protocol):
         ...
 
     def get_many(self, names: Seq[Name]) -> list[bytes | None]:
-        """The entries of these names, None for one that is not there."""
+        """The entries of these names, None for a name that is not there."""
         ...
 
     def put_many(self, entries: Mapping[Name, bytes]) -> list[Name]:
@@ -47,7 +46,7 @@ class LowerTier(Protocol):
 
 
 class SharedTier(LowerTier, Protocol):
-    """A tier that others write to as well, so one has to ask what is there."""
+    """A tier that others write to as well, so it must be asked what is there."""
 
     def contains(self, names: Seq[Name]) -> list[bool]:
         """Whether each of these entries is there now."""

@@ -24,8 +24,7 @@ answer is a miss. A step copies no more tokens than it may compute (`max_batch_t
 is not delayed by more than one chunk.
 """
 
-from collections.abc import Callable, Hashable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Hashable, Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -166,7 +165,6 @@ class Tiers(LowerTiers):
     def hold_back(self, scheduler: Scheduler) -> None:
         scheduler.host_pool = self.host
         wrap(scheduler, "schedule", partial(self.plan, scheduler))
-        wrap(scheduler, "schedule_without", self.plan_ahead)
 
     def plan(self, scheduler: Scheduler, schedule: Callable[[], Plan]) -> Plan:
         """Bring blocks back, then plan without the sequences that still wait for some. If nothing
@@ -177,14 +175,6 @@ class Tiers(LowerTiers):
             self.wait(held)
             plan, held = self._plan_once(scheduler, schedule)
         return plan
-
-    def plan_ahead(self, schedule: Callable[..., Plan], leaving: list[Sequence]) -> Plan:
-        """`schedule(leaving)`, which calls `plan`, while a step is under way: this never waits."""
-        self.may_wait = False
-        try:
-            return schedule(leaving)
-        finally:
-            self.may_wait = True
 
     def _plan_once(
         self, scheduler: Scheduler, schedule: Callable[[], Plan]
@@ -511,8 +501,8 @@ class Tiers(LowerTiers):
             self._keep(block_id, name)
 
     def rates(self) -> tuple[dict[str, Link], Prefill]:
-        """What has been measured so far. What has not been measured counts as fast enough: reads of
-        one size say nothing about larger ones, which would otherwise never be tried."""
+        """What has been measured so far. What has not been measured counts as fast enough: small
+        reads say nothing about large reads, which would otherwise never be tried."""
         start, rate = self.prefilling.fit() or (0.0, UNKNOWN_RATE)
         host = self.copying.fit(flat=True) or (0.0, FAST_ENOUGH)
         links = {"host": Link(*host)}

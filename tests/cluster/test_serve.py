@@ -38,12 +38,10 @@ from minikv.cluster.routing import EVERY_POLICY, ByPrefix, LeastLoaded, RoundRob
 from minikv.cluster.simulate import StepSeconds
 from minikv.cluster.worker import EngineWorker, WorkerJob
 from minikv.course import serve
-from minikv.course.bench import cluster as bench_cluster
-from minikv.course.bench import cluster_real
+from minikv.course.bench import cluster as bench_cluster, cluster_real
 from minikv.course.commands import main
 from minikv.course.serve import add_arguments, from_to, numbers_of
-from minikv.serving import app
-from minikv.serving import server as server_module
+from minikv.serving import app, server as server_module
 from minikv.serving.server import served
 from minikv.tiers.names import block_names, root_name
 

@@ -13,14 +13,12 @@ from contextlib import ExitStack
 import psutil
 import pytest
 from helpers import meets
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from store_case import MISSING, line_to, needs_a_store
 from thorough import thorough_after
 from waiting import PATIENCE, until
 
-from minikv.cluster import local_server as local
-from minikv.cluster import shared_store
+from minikv.cluster import local_server as local, shared_store
 from minikv.cluster.breaker import Breaker
 from minikv.cluster.local_server import local_server
 from minikv.cluster.shared_store import SharedStore

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import pytest
+import torch
 from thorough import thorough_after
 
 from minikv import Engine, EngineConfig
@@ -19,9 +20,11 @@ from minikv.course.bench import (
     BENCHMARKS,
     ON_A_GPU,
     cpu,
+    decode,
     harness,
     ladder,
     paging,
+    peers,
     scheduler,
     server,
     tiers,
@@ -129,6 +132,42 @@ def test_a_server_has_room_for_what_one_client_asks(lm, monkeypatch):
     server.add_arguments(parser)
     rows = server.run(parser.parse_args(arguments.split())).rows
     assert [row["errors"] for row in rows if "errors" in row] == [0, 0]
+
+
+def decoded(*options):
+    parser = argparse.ArgumentParser()
+    decode.add_arguments(parser)
+    words = "--models tinypy --batch 2 --prompt 20 --tokens 5"
+    args = parser.parse_args([*words.split(), *options], argparse.Namespace(repeats=1))
+    table = decode.run(args)
+    return {row["beside"]: row for row in table.rows}, table.notes
+
+
+def test_peers_have_the_same_tokens_or_say_why_they_do_not_run(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("has lost its way")
+
+    monkeypatch.setitem(decode.PEERS, "openvino", broken)
+    rows, notes = decoded("--peers", "generate", "openvino", "generate_batch")
+    assert list(rows) == ["generate", "openvino", "generate_batch"]
+    for same in ("generate", "generate_batch"):
+        assert rows[same]["rows that differ"] == "0 of 4" and rows[same]["its tokens/s"].median > 0
+    assert rows["openvino"]["its tokens/s"] == "does not run" and "ratio" not in rows["openvino"]
+    assert notes == ["openvino: has lost its way"]
+
+
+@pytest.mark.thorough
+def test_some_peers_are_compared_in_float32_alone():
+    rows, notes = decoded("--peers", "generate", "llama.cpp", "--dtype", "bfloat16")
+    assert notes == ["llama.cpp: is compared in float32 alone"] and "ratio" in rows["generate"]
+
+
+def test_a_shape_has_the_weights_of_its_model():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**peers.SHAPES["random-135m"]))
+    assert model.num_parameters() == 134_515_008  # of SmolLM2-135M, whose head is its embedding
 
 
 def _is_spread(cell) -> bool:

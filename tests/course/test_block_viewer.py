@@ -5,8 +5,7 @@ from itertools import pairwise
 
 import pytest
 from helpers import meets
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patches import Rectangle
 from thorough import thorough_after

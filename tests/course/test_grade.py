@@ -23,8 +23,7 @@ from minikv.course.commands import main
 from minikv.course.exercise_data.manifest import chapter_of, find
 from minikv.course.exercise_data.mistakes import mistakes_of
 from minikv.course.exercise_data.skeletons import skeleton
-from minikv.course.grading import grade as grading
-from minikv.course.grading import tables
+from minikv.course.grading import grade as grading, tables
 from minikv.course.grading.hand_ins import find_student
 from minikv.course.grading.similarity import fingerprints, pairs_alike
 from minikv.course.judge import process

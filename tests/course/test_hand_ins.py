@@ -76,6 +76,18 @@ def test_all_that_a_platform_has_of_one_student_is_theirs(tmp_path, places):
     assert one.file(ONE) == b"mine" and one.on_canvas == places[0].startswith("lovelace")
 
 
+@pytest.mark.parametrize("kinds", [("file", "onlinetext"), ("onlinetext", "file")])
+def test_a_students_folders_given_one_by_one_are_one_student(tmp_path, kinds):
+    """As a shell makes them of `download/*`. Of whom there is a text alone, there is a row."""
+    for name, kind in [*(("Ada_4711", kind) for kind in kinds), ("Ben_12", "onlinetext")]:
+        (folder := tmp_path / f"{name}_assignsubmission_{kind}").mkdir()
+        (folder / (FILE if kind == "file" else "text.html")).write_text("mine")
+    given = [tmp_path / f"Ada_4711_assignsubmission_{kind}" for kind in kinds]
+    one, two = students_in([*given, tmp_path / "Ben_12_assignsubmission_onlinetext"], {})
+    assert (one.name, one.file(ONE)) == ("Ada", b"mine")
+    assert (two.name, two.file(ONE)) == ("Ben", None)
+
+
 def test_names_are_the_rosters_and_two_of_one_name_are_told_apart(tmp_path):
     for number in (1, 2):
         (tmp_path / f"Jo Li_{number}_assignsubmission_file").mkdir()

@@ -54,7 +54,7 @@ def test_the_core_can_be_read_in_an_afternoon():
     assert abs(int(claim.replace(",", "")) - core) <= 50, f"README says {claim}, there are {core}"
 
 
-MOST_OF_THE_DATA = 1_200  # lines per chapter; empty ones do not count
+MOST_OF_THE_DATA = 1_115  # lines per chapter; empty ones do not count
 
 
 def test_the_data_of_the_course_stays_small():
@@ -67,12 +67,13 @@ def test_the_data_of_the_course_stays_small():
     found, most = sum(1 for line in lines if line.strip()), MOST_OF_THE_DATA * len(scenarios)
     assert most // 2 < found <= most, (
         f"TOML and scenarios have {found} lines, and {most} are the most: what does a "
-        "line's `look` say as well as a mistake, and which programs are those of another line? "
+        "line's `look` say as well as a mistake, which mistakes are one in several ways, and which "
+        "programs are those of another line? "
         "See CONTRIBUTING.md, Add an exercise"
     )
 
 
-MOST_OF_THE_PYTHON = 100_700  # lines, all of them
+MOST_OF_THE_PYTHON = 101_450  # lines, all of them
 
 
 def test_the_python_of_the_repository_stays_what_one_person_can_know():

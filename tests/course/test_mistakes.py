@@ -66,6 +66,26 @@ def test_edits_are_made_one_after_the_other(file, edit, old, new):
     assert mistake.sources == {path: right[:place] + new + right[place + len(old) :]}
 
 
+def test_several_ways_to_make_one_mistake(file):
+    """Each text is a wrong solution of its own, edits before whole definitions."""
+    ways = """edit = ["twin.block_ids => one", "twin.block_ids => two"]
+source = '''
+def fork(self):
+    return self'''"""
+    file.write_text(SHARES + ways)
+    mistakes = read(file, CHAPTER)["05.1"]
+    [(path, right)] = reference_sources(EXERCISE).items()
+    texts = [right.replace("twin.block_ids", new) for new in ("one", "two")]
+    assert [one.sources for one in mistakes] == [
+        {path: text} for text in (*texts, "def fork(self):\n    return self")
+    ]
+    assert {one.name for one in mistakes} == {"shares the list"}
+    assert {one.cause for one in mistakes} == {"both tables have the same list of block ids"}
+    file.write_text(SHARES + ways.replace("block_ids => two", "spoon => two"))
+    with pytest.raises(ValueError, match=r"shares the list: .* is 0 times"):
+        read(file, CHAPTER)
+
+
 def test_a_record_of_two_exercises(file):
     """What comes first is an exercise's own."""
     chapter = chapter_of("01")

@@ -14,8 +14,7 @@ import torch
 
 import minikv
 from minikv.course.authoring import buttons
-from minikv.course.chapters import each, folders
-from minikv.course.chapters import notebook as name_of
+from minikv.course.chapters import each, folders, notebook as name_of
 from minikv.course.exercise_data.manifest import chapter_of, chapters
 from minikv.course.exercise_data.skeletons import skeleton
 from minikv.course.pictures import style

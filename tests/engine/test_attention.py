@@ -7,8 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import meet_contexts, meets
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from minikv import causal_mask, naive_attention
 

@@ -1,13 +1,13 @@
 """Chapter 04: the block pool, the block table, and attention over blocks."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from helpers import meet_contexts, meets, scattered
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from quant_case import Steps, one_layer
 
 from minikv import (
@@ -59,6 +59,9 @@ def test_unknown_blocks(method, block_id):
 def test_release_gives_everything_back_last_block_first():
     pool = BlockPool(3)
     table = BlockTable(pool, 2)
+    with pytest.raises(OutOfBlocks, match="blocks needed: 4, free: 3"):
+        table.grow(7)  # all or nothing
+    assert (table.block_ids, table.num_tokens, pool.num_free) == ([], 0, 3)
     table.grow(6)
     first = table.block_ids[0]
     table.release()
@@ -68,15 +71,20 @@ def test_release_gives_everything_back_last_block_first():
     assert pool.num_free == 2
 
 
-def test_shrink_keeps_exactly_the_blocks_that_have_a_token_left():
-    pool = BlockPool(3)
-    table = BlockTable(pool, 2)
+@pytest.mark.parametrize("size", [1, 2])
+def test_shrink_keeps_exactly_the_blocks_that_have_a_token_left(size):
+    pool = BlockPool(6)
+    table = BlockTable(pool, size)
     table.grow(6)
     blocks = list(table.block_ids)
     for left in (5, 4, 3, 2, 1, 0):
         table.shrink(1)
-        kept = blocks[: (left + 1) // 2]
-        assert (table.num_tokens, table.block_ids, pool.num_free) == (left, kept, 3 - len(kept))
+        table.shrink(0)
+        for wrong in (-1, left + 1):  # changes nothing
+            with pytest.raises(ValueError, match=r"^num_tokens: "):
+                table.shrink(wrong)
+        kept = blocks[: -(-left // size)]
+        assert (table.num_tokens, table.block_ids, pool.num_free) == (left, kept, 6 - len(kept))
     assert pool.allocate() == blocks[0]  # the last one that was released
 
 
@@ -89,10 +97,13 @@ def test_slots_beyond_the_promised_tokens(position):
 
 
 def test_only_an_empty_table_begins_with_blocks_of_others():
-    table = BlockTable(BlockPool(4), 4)
-    table.grow(1)
+    pool = BlockPool(4)
+    table, other = BlockTable(pool, 4), BlockTable(pool, 4)
+    table.grow(9)
     with pytest.raises(ValueError, match="only an empty table"):
         table.share([0])
+    other.share(table.block_ids[:2])
+    assert (other.num_tokens, other.block_ids) == (8, table.block_ids[:2])
 
 
 @pytest.mark.parametrize("bad", [3, 9, "x"])
@@ -113,6 +124,9 @@ def test_replace_holds_the_new_block_and_lets_go_of_the_old():
     table.grow(8)
     other.grow(4)
     old, new = table.block_ids[1], other.block_ids[0]
+    for place in (-1, 2):  # changes nothing
+        with pytest.raises(ValueError, match=r"^index: "):
+            table.replace(place, new)
     table.replace(1, new)
     assert table.block_ids[1] == new
     assert (pool.ref_count(old), pool.ref_count(new)) == (0, 2)
@@ -208,6 +222,24 @@ def test_the_backend_equals_naive_attention(llama, counts, block_size, window):
         lens = [one.num_computed for one in steps.sequences]
         meet_contexts(MET, lens, of_step, block_size, 2, window)
     steps.assert_formula()
+
+
+@given(
+    lens=st.lists(st.integers(1, 200), min_size=1, max_size=9),
+    block_size=st.sampled_from([1, 16]),
+)
+@example(lens=[4, 8], block_size=1)
+@example(lens=[4, 9], block_size=1)
+def test_decodes_are_padded_by_at_most_as_much_as_they_have(llama, lens, block_size):
+    """In groups: a single one, unless the longest has more than twice what the shortest has."""
+    backend = TorchAttention(llama.lm.config, make_store(llama.lm.config, 1, block_size))
+    lens = np.array(lens)
+    batch = SimpleNamespace(num_decodes=len(lens), context_lens=lens, context_lens_host=lens)
+    groups = [np.arange(len(lens))[rows] for rows in backend._rows_alike(batch)]
+    assert sorted(np.concatenate(groups)) == [*range(len(lens))]
+    assert (len(groups) == 1) == (max(lens) <= 2 * max(min(lens), block_size))
+    for own in (lens[group] for group in groups):
+        assert len(own) * max(own) <= 2 * max(sum(own), len(own) * block_size)
 
 
 def test_bytes_per_token(checkpoint):

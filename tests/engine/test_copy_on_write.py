@@ -5,8 +5,7 @@ from typing import ClassVar
 
 import pytest
 from helpers import assert_reached
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,

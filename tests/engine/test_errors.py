@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -104,6 +103,30 @@ def test_engine_config(name, value):
     assert repr(value) in str(error.value)
 
 
+def test_the_smallest_of_each_number_is_taken():
+    ones = dict.fromkeys(("num_blocks", "block_size", "max_num_seqs", "max_batch_tokens"), 1)
+    zeros = dict.fromkeys(("min_prefix_tokens", "host_blocks", "state_interval"), 0)
+    taken = EngineConfig(**ones, **zeros, kv_memory=1, disk_bytes=1, state_bytes=1)
+    assert {name: getattr(taken, name) for name in ones | zeros} == ones | zeros
+    assert RadixCache(BlockPool(1), 1).block_size == BlockTable(BlockPool(1), 1).block_size == 1
+    SamplingParams(max_tokens=1, temperature=0, top_k=0, top_p=1, seed=0, n=1, retain_s=0)
+
+
+def test_what_is_left_out_is_what_it_always_was():
+    """Answers and memory of all who say nothing depend on it."""
+    assert repr(EngineConfig()) == (
+        "EngineConfig(num_blocks=512, block_size=16, max_num_seqs=64, max_batch_tokens=2048, "
+        "prefix_cache=True, min_prefix_tokens=16, retention=None, preemption='recompute', "
+        "host_blocks=0, disk_path=None, disk_bytes='1 GiB', write_through=False, attention='auto', "
+        "kv_dtype='auto', kv_memory=None, kv_groups='auto', speculative='off', draft_model=None, "
+        "batch_invariant=False, state_bytes='256 MiB', state_interval=0)"
+    )
+    assert repr(SamplingParams()) == (
+        "SamplingParams(max_tokens=64, temperature=0.0, top_k=0, top_p=1.0, seed=None, n=1, "
+        "stop=(), ignore_eos=False, cache_salt=None, retain_s=0)"
+    )
+
+
 def test_swap_needs_blocks():
     with pytest.raises(ValueError, match=r"host_blocks: .*at least 1.*was 0"):
         EngineConfig(preemption="swap")
@@ -196,7 +219,8 @@ BAD_PROMPTS = [  # what is no token id, and no list of them: see the end of this
     ("", "is empty"),
     ([], "is empty"),
     ((), "is empty"),
-    ([300], "must be an int from 0 to 299, was 300"),
+    ([1, 300], "must be an int from 0 to 299, was 300"),
+    ([1, -1], "must be an int from 0 to 299, was -1"),
 ]
 
 
@@ -414,7 +438,9 @@ def test_nothing_is_thrown_away_but_after_a_failure(llama):
     assert engine.step() == [] and engine.stats().steps == stats.steps
 
 
-@pytest.mark.parametrize("call", [Engine.step, lambda engine: engine.add_request([9])])
+@pytest.mark.parametrize(
+    "call", [Engine.step, Engine.check, lambda engine: engine.add_request([9])]
+)
 def test_whatever_is_called_after_a_failure_begins_anew(llama, call):
     engine = careful_engine(llama.lm, small())
     engine.add_request([1, 2, 3], SamplingParams(max_tokens=4, stop=(3,)))
@@ -500,6 +526,18 @@ def test_what_another_call_moved_is_returned_once(llama):
     assert not engine.has_unfinished and engine.step() == []
 
 
+def test_what_a_stream_moved_is_returned_unless_it_is_aborted(llama):
+    engine = Engine(llama.lm, small())
+    ended, aborted = (engine.add_request([1], SamplingParams(max_tokens=n)) for n in (1, 9))
+    stream = engine.stream([3], SamplingParams(max_tokens=4))
+    next(stream)
+    engine.abort(aborted)
+    list(stream)
+    [output] = engine.step()
+    assert (output.request_id, output.finish_reason) == (ended, "length")
+    assert not engine.has_unfinished and engine.step() == []
+
+
 def test_beams_evict_what_nobody_uses_and_take_every_seat(llama):
     config = small(num_blocks=9, max_num_seqs=2)
     engine, alone = Engine(llama.lm, config), Engine(llama.lm, config)
@@ -517,14 +555,12 @@ def test_beams_evict_what_nobody_uses_and_take_every_seat(llama):
 
 
 def test_beams_are_decided_when_the_best_that_runs_cannot_win():
-    finished, beams = [(-0.6, None)], [SimpleNamespace(num_output=2)] * 2
-    assert not _decided(finished, torch.tensor([-1.0, -4.0]), beams, 1, 1.0)  # -0.5 might
-    assert _decided(finished, torch.tensor([-1.4, -4.0]), beams, 1, 1.0)
-    assert not _decided(finished, torch.tensor([-1.4, -4.0]), beams, 2, 1.0)
-    beams[0].num_output = 1
-    assert _decided(finished, torch.tensor([-1.0]), beams, 1, 1.0)
-    beams[0].num_output = 0
-    assert not _decided(finished, torch.tensor([-1.0]), beams, 1, 1.0)
+    finished = [(-0.6, None)]
+    assert not _decided(finished, -1.0, 2, 1, 1.0)  # -0.5 might
+    assert _decided(finished, -1.4, 2, 1, 1.0)
+    assert not _decided(finished, -1.4, 2, 2, 1.0)
+    assert _decided(finished, -1.0, 1, 1, 1.0)
+    assert not _decided(finished, -1.0, 0, 1, 1.0)
 
 
 @pytest.mark.parametrize("state", [None, 5, "tinypy", [1]], ids=repr)

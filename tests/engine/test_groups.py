@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 import torch
 from helpers import ALTERNATING, assert_empty, meets, small, with_windows
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from thorough import thorough_after
 
 from minikv import BlockPool, Engine, EngineConfig, OutOfBlocks, SamplingParams
@@ -16,7 +15,7 @@ from minikv.checkpoint import BUNDLED, load, read_weights
 from minikv.groups import GroupCache, GroupedStore, GroupPool, GroupTable, layout_of
 from minikv.oracle import generate_naively
 from minikv.serving.metrics import GAUGES
-from minikv.tiers import put_prefix
+from minikv.tiers import put_prefix, save_session
 
 
 def store_of(config, windows, num_blocks, block_size):
@@ -336,7 +335,7 @@ def test_parts_of_ones_own_get_whole_blocks_and_sessions_ask_for_them(llama, tmp
     assert isinstance(engine.pool, OwnPool)
     engine = Engine(lm, small())
     for use in (
-        lambda: engine.save_session(prompt, tmp_path / "session"),
+        lambda: save_session(engine, prompt, tmp_path / "session"),
         lambda: put_prefix(engine, prompt, {}),
     ):
         with pytest.raises(ValueError, match="kv_groups='one'"):

@@ -1,12 +1,12 @@
 """Chapter 02: the concatenating and the preallocated cache give the oracle's logits."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from helpers import naive_kv
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from minikv import ConcatCache, PreallocatedCache
 
@@ -43,6 +43,19 @@ def test_however_the_tokens_are_chunked(checkpoint, name, make, borders, length)
     cache = make(pair.lm.config)
     found = logits_in_chunks(pair.lm, cache, cut(tokens, {b for b in borders if b < length}))
     torch.testing.assert_close(found, pair.lm.logits(tokens), rtol=1e-3, atol=1e-3)
+
+
+@caches
+def test_a_token_counts_when_the_last_layer_has_it(llama, make):
+    """Also if that is the only layer."""
+    for num_layers in (1, 2):
+        cache = make(replace(llama.lm.config, num_layers=num_layers, windows=(None,) * num_layers))
+        q, k, v = torch.randn(4, 4, 16), torch.randn(4, 2, 16), torch.randn(4, 2, 16)
+        counts = [cache.num_tokens]
+        for layer in range(num_layers):
+            cache.attend(layer, q, k, v)
+            counts.append(cache.num_tokens)
+        assert counts == [0] * num_layers + [4]
 
 
 @caches

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import drain, generate, greedy_tokens, meet_contexts, meets, scattered, small
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from minikv import Engine, SamplingParams, TorchAttention, naive_attention
 from minikv.course.chapters.ch04_paged_blocks.answers import batched_attention, slot_mapping

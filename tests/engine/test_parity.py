@@ -25,8 +25,7 @@ from helpers import (
     small,
     step,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from thorough import thorough_after
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -234,6 +233,14 @@ def test_beams(checkpoint, length_penalty, num_eos):
         assert_empty(engine)
 
 
+def test_beams_are_as_many_as_before_though_most_likely_tokens_end_them(llama):
+    """For each beam, as many candidates are looked at as there are tokens that end it, and one."""
+    (prompt,) = llama.prompts(9, seed=4)
+    eos = llama.lm.logits(prompt)[-1].topk(13).indices[3:].tolist()
+    found = Engine(llama.with_eos(*eos), small()).beam_search(prompt, 4, 12)
+    assert_beams(found, reference_beams(llama, prompt, 4, 12, 1.0, eos))
+
+
 def test_beams_of_the_bundled_model(tinypy):
     prompt = tinypy.lm.encode("def fib(n):\n    if")
     engine = careful_engine(tinypy.lm, small(block_size=16))
@@ -273,6 +280,8 @@ def test_one_beam_is_greedy(llama):
 def test_beams_share_blocks(llama):
     """Four beams of a long prompt need the prompt's blocks once."""
     (prompt,) = llama.prompts(40, seed=4)
+    usual = Engine(llama.lm, small(num_blocks=99)).beam_search(prompt)
+    assert [len(beam.token_ids) for beam in usual] == [32] * 4
     engine = careful_engine(llama.lm, small(num_blocks=10 + 4 * 2, prefix_cache=False))
     assert len(engine.beam_search(prompt, 4, 8)) == 4
     with pytest.raises(minikv.OutOfBlocks, match="blocks needed: 22, free: 18"):

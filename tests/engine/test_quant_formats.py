@@ -6,8 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from helpers import meets
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from minikv.errors import parse_bytes
 from minikv.quant.formats import (

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import pytest
 from helpers import assert_reached, cached_prefixes
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,

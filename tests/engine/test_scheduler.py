@@ -5,21 +5,21 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import assert_empty, careful_engine, drain, generate, greedy_tokens, meets, small, step
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from minikv import (
     BlockPool,
     BlockTable,
     Engine,
+    Plan,
     Request,
     Sampler,
     SamplingParams,
     Scheduler,
+    engine as engine_module,
     first_come_first_served,
+    runner as runner_module,
 )
-from minikv import engine as engine_module
-from minikv import runner as runner_module
 from minikv.batch import BatchBuilder
 from minikv.course.judge.stand_ins import SchedulerBench
 from minikv.outputs import Delta
@@ -57,7 +57,11 @@ class Bench(SchedulerBench):
 def test_a_long_prompt_is_cut_to_the_budget():
     bench = Bench(max_batch_tokens=32)
     bench.add(100)
-    assert [bench.step() for _ in range(5)] == [[(0, 32)], [(0, 32)], [(0, 32)], [(0, 4)], [(0, 1)]]
+    second = bench.add(9)
+    for _ in range(3):
+        assert bench.step() == [(0, 32)]
+        assert bench.scheduler.waiting == [second]  # it takes no block before it can use it
+    assert [bench.step() for _ in range(2)] == [[(0, 4), (1, 9)], [(0, 1), (1, 1)]]
 
 
 def test_a_chunk_takes_what_decodes_leave():
@@ -82,14 +86,6 @@ def test_a_budget_full_of_decodes_leaves_none_for_prefill():
     assert bench.step() == [(0, 1), (1, 1)]
     assert bench.finished == [0]
     assert bench.step() == [(1, 1), (2, 1)]  # one token of the budget is a chunk of one
-
-
-def test_a_plan_without_those_that_leave_keeps_their_places():
-    bench = Bench()
-    first, second = bench.add(3, max_tokens=9), bench.add(2, max_tokens=9)
-    bench.step()
-    assert bench.scheduler.schedule_without([first]).sequences == [second]
-    assert bench.scheduler.running == [first, second]
 
 
 requests = st.lists(
@@ -219,6 +215,27 @@ def test_a_short_hit_is_not_used(threshold, computed):
     assert bench.cache.num_evictable_blocks == (2 if computed == 14 else 0)
 
 
+def test_one_token_is_a_hit_if_no_more_are_asked_for():
+    bench = Bench(cache=True, block_size=1, min_prefix_tokens=0)
+    bench.cache_prefix(range(1))
+    bench.add(3, prefix=range(1))
+    assert bench.plan().num_tokens == [2]
+
+
+def test_a_cached_block_that_somebody_holds_makes_no_room():
+    """It leaves the cache, and is not free."""
+    bench = Bench(num_blocks=4, cache=True)
+    blocks = bench.cache_prefix(range(8))
+    for block in blocks:
+        bench.pool.acquire(block)
+    bench.add(14, max_tokens=1, request_id=5)
+    assert bench.plan().sequences == [] and bench.pool.num_free == 2
+    for block in blocks:
+        bench.pool.release(block)
+    bench.drain()
+    assert bench.finished == [5]
+
+
 def test_a_refused_admission_lets_go_of_its_hit():
     bench = Bench(num_blocks=4, cache=True)
     blocks = bench.cache_prefix(range(8)) + bench.hold(1)
@@ -286,6 +303,17 @@ def test_a_full_host_means_recompute():
     assert bench.scheduler.num_swaps_out == 0 and bench.scheduler.num_preemptions == 1
     bench.run(plan)
     bench.drain()
+
+
+def test_one_block_is_swapped_as_many_are():
+    bench, plan = Bench(preemption="swap", host_blocks=1), Plan()
+    sequence = bench.add(3)
+    bench.step()
+    block_ids = list(sequence.table.block_ids)
+    bench.scheduler.preempt(sequence, plan)
+    assert plan.swap_out == [(block_ids[0], 0)] and sequence.num_computed == 3
+    bench.drain()
+    assert bench.finished == [0] and bench.scheduler.num_swaps_in == 1
 
 
 def test_nobody_is_admitted_in_a_step_that_preempts():

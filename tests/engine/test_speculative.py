@@ -964,7 +964,7 @@ def test_a_drafter_that_gives_an_array_of_tokens_is_understood(tinypy):
 @pytest.mark.parametrize("speculative", ["off", Wrong()])
 @pytest.mark.parametrize(
     ("chooses", "says"),
-    [(lambda rows: [1_000_000] * rows, "from 0 to 2047, chose"),
+    [(lambda rows: [2048] * rows, "from 0 to 2047, chose"),
      (lambda rows: [-1] * rows, "from 0 to 2047, chose"),
      (lambda rows: [1] * (rows + 1), r"must choose \d+ tokens")],
 )  # fmt: skip
@@ -980,3 +980,23 @@ def test_what_a_sampler_chooses_is_checked(tinypy, speculative, chooses, says):
         engine.generate([[5, 6, 7]], SamplingParams(9, ignore_eos=True))
     [output] = engine.generate([[5, 6, 7]], SamplingParams(5, ignore_eos=True))
     assert output.token_ids == tinypy.lm.generate_naively([5, 6, 7], 5)
+
+
+def test_a_drafter_is_told_that_a_step_has_failed(tinypy):
+    class Told(Wrong):
+        times = 0
+
+        def start_over(self):
+            self.times += 1
+
+    def sampler(logits, params, draws):
+        if not drafter.times:
+            raise OSError("gone")
+        return logits.argmax(-1)
+
+    drafter = Told()
+    engine = Engine(tinypy.lm, small(speculative=drafter), sampler=sampler)
+    with pytest.raises(OSError, match="gone"):
+        engine.generate([[5, 6, 7]])
+    [output] = engine.generate([[5, 6, 7]], SamplingParams(5, ignore_eos=True))
+    assert output.token_ids == tinypy.lm.generate_naively([5, 6, 7], 5) and drafter.times == 1

@@ -46,9 +46,10 @@ from minikv.states import (
     StateMemory,
     StatePool,
     StateTable,
+    delta as rules,
 )
-from minikv.states import delta as rules
 from minikv.states.model import split_heads
+from minikv.tiers import load_session, save_session
 
 
 @pytest.fixture(scope="session")
@@ -181,9 +182,12 @@ def test_what_is_for_k_and_v_alone_is_refused(name, value, hybrid):
 
 def test_sessions_are_refused(hybrid, tmp_path):
     engine = Engine(hybrid.lm, small())
-    for call in (engine.save_session, lambda _, path: engine.load_session(path)):
+    for call in (
+        lambda: save_session(engine, [1, 2, 3], tmp_path / "file"),
+        lambda: load_session(engine, tmp_path / "file"),
+    ):
         with pytest.raises(ValueError, match="session: a file has no place for states"):
-            call([1, 2, 3], tmp_path / "file")
+            call()
 
 
 def test_parts_that_count_no_slots_are_refused(hybrid):
@@ -414,6 +418,24 @@ def test_samples_and_beams_have_states_of_their_own(hybrid):
         score = logits.gather(1, torch.tensor(beam.token_ids)[:, None]).sum() / 6
         assert abs(score - beam.score) < 1e-3
     assert_empty(engine)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda pool, table: pool._free_slots.pop(), "a slot is lost or held twice"),
+        (lambda pool, table: pool.give_slot(table.slot), "a slot is lost or held twice"),
+        (lambda pool, table: setattr(table, "slot", None), "a sequence runs without a slot"),
+    ],
+)
+def test_the_engines_check_looks_at_slots(damage, says, hybrid):
+    engine = Engine(hybrid.lm, small())
+    engine.add_request([1, 2, 3], SamplingParams(max_tokens=9))
+    engine.step()
+    engine.check()
+    damage(engine.pool, engine.scheduler.running[0].table)
+    with pytest.raises(AssertionError, match=says):
+        engine.check()
 
 
 # ── Random programs ───────────────────────────────────────────────────────────

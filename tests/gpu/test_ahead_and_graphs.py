@@ -20,13 +20,14 @@ from helpers import (
     small,
     with_weights,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from thorough import thorough_after
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import minikv
 from minikv import Engine, SamplingParams
+from minikv.events import wrap
+from minikv.gpu.ahead import plan_without
 from minikv.gpu.graphs import DecodeGraphs
 from minikv.gpu.runner import with_compiled_layers
 from minikv.gpu.tokens import DeviceBatch, TokenPool
@@ -244,6 +245,18 @@ def test_what_comes_after_a_stop_is_thrown_away(llama):
     assert engine.step() == []
     [again] = engine.generate(prompt, params)
     assert again.token_ids == output.token_ids
+
+
+def test_a_plan_without_those_that_leave_keeps_their_places_and_waits_for_nothing(llama):
+    engine, waits = Engine(llama.lm, small(host_blocks=4)), []
+    for prompt in ([1, 2, 3], [4, 5]):
+        engine.add_request(prompt, SamplingParams(max_tokens=9, ignore_eos=True))
+    engine.step()
+    first, second = engine.scheduler.running
+    wrap(engine.scheduler, "schedule", lambda plan: waits.append(engine.tiers.may_wait) or plan())
+    assert plan_without([first], engine).sequences == [second]
+    assert engine.scheduler.running == [first, second]
+    assert waits == [False] and engine.tiers.may_wait
 
 
 def test_a_last_sequence_that_is_swapped_out_while_another_ends():

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from paged_case import DEVICE, DTYPES, bad
 
 from minikv_kernels.block_copy import CHUNK, copy_blocks

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from paged_case import DEVICE, DTYPES, bad
 
 from minikv_kernels.cache_write import write_cache, write_cache_reference

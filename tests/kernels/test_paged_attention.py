@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from helpers import meet_contexts, meets
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from paged_case import DEVICE, DTYPES, SMALL, Paged, bad, count
 from thorough import thorough_after
 

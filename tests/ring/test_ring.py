@@ -137,7 +137,6 @@ def test_operations_count_what_is_new_or_free_by_them():
     assert cells.seq_rm(0, 2) == 0  # the other sequence has it
     assert cells.seq_rm(ALL, 2) == 1
     cells.place([0], [2])
-    assert cells.seq_keep(1) == 1
 
 
 # ── The oracle ────────────────────────────────────────────────────────────────
@@ -403,7 +402,6 @@ BAD = {
     "all to copy": (lambda c, lm: c.seq_cp(ALL, 2), "seq: must be an int of at least 0"),
     "copy to all": (lambda c, lm: c.seq_cp(0, ALL), "dst: must be an int of at least 0"),
     "copy onto others": (lambda c, lm: c.seq_cp(0, 1, 5), r"dst: .*positions \[5"),
-    "keep unknown": (lambda c, lm: c.seq_keep(3), "seq: 3"),
     "reversed range": (lambda c, lm: c.seq_rm(0, 5, 4), "p1: must be an int of at least 5"),
     "negative range": (lambda c, lm: c.seq_add(0, -1, None, 1), "p0: must be"),
     "below zero": (lambda c, lm: c.seq_add(1, 5, None, -6), "delta: position 5 would become -1"),

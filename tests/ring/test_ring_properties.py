@@ -24,8 +24,7 @@ from typing import ClassVar
 import pytest
 import torch
 from helpers import assert_reached
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -226,13 +225,6 @@ class RingMachine(RuleBasedStateMachine):
         if self.expect(bad, lambda: self.ring.seq_cp(src, dst, p0, p1)):
             self.met["copied"] += len(new) > 0
             self.store([*self.of(ALL), *new])
-
-    @precondition(lambda self: self.calm > 8)
-    @rule(seq=st.sampled_from(SEQS))
-    def seq_keep(self, seq):
-        self.calm = 0
-        if self.expect(not self.is_known(seq), lambda: self.ring.seq_keep(seq)):
-            self.store(self.of(seq))
 
     def move(self, seq, span, moved, call):
         p0, p1 = span

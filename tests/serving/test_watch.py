@@ -12,8 +12,7 @@ from serving_case import CONFIG, KEY, server
 from waiting import PATIENCE, until
 
 from minikv import Engine, SamplingParams
-from minikv.serving import EngineLoop, Inbox
-from minikv.serving import app as app_module
+from minikv.serving import EngineLoop, Inbox, app as app_module
 from minikv.serving.watch import View
 
 

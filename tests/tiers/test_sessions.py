@@ -13,7 +13,7 @@ from thorough import thorough_after
 from tiers_case import damaged, ends
 
 from minikv import Engine, EngineConfig, OutOfBlocks, SamplingParams
-from minikv.tiers import session
+from minikv.tiers import load_session, save_session, session
 from minikv.tiers.identity import SessionError, check_session, checksum_of, fingerprint, shapes_of
 
 PROMPT = list(range(1, 31))
@@ -34,12 +34,12 @@ def test_logits_after_loading_are_the_same_bits(engine_of, tmp_path, kv_dtype, b
     config = dict(kv_dtype=kv_dtype, block_size=block_size, num_blocks=64)
     engine, path = engine_of(**config), tmp_path / "s.safetensors"
     [out] = generate(engine, [PROMPT], GO_ON)
-    saved = engine.save_session(out, path)
+    saved = save_session(engine, out, path)
     tokens = PROMPT + out.token_ids
     assert saved[:2] == (36, 35 // block_size) and saved.num_bytes == path.stat().st_size
     assert saved[3:] == (0, 0)
     other = engine_of(**config)
-    assert other.load_session(path) == tokens
+    assert load_session(other, path) == tokens
     other.check()
     assert other.stats().blocks_cached == saved.num_blocks
     theirs, ours = recorded(engine, [*tokens, 7]), recorded(other, [*tokens, 7])
@@ -55,11 +55,11 @@ def test_a_running_request_is_saved_without_stopping_it(llama, tmp_path, ahead):
     request = engine.add_request(PROMPT, GO_ON)
     for _ in range(3):
         [so_far] = engine.step()
-    engine.save_session(request, tmp_path / "s")
+    save_session(engine, request, tmp_path / "s")
     expected = greedy_tokens(llama.lm, PROMPT, 6)
     assert drain(engine)[request].token_ids == expected
     other = Engine(llama.lm, small(attention="torch"))
-    tokens = other.load_session(tmp_path / "s")
+    tokens = load_session(other, tmp_path / "s")
     assert tokens == PROMPT + expected[: len(tokens) - 30] and len(tokens) >= 32
     assert tokens[30:] == so_far.token_ids
     [out] = generate(other, [tokens], SamplingParams(max_tokens=3, ignore_eos=True))
@@ -69,10 +69,10 @@ def test_a_running_request_is_saved_without_stopping_it(llama, tmp_path, ahead):
 
 def test_what_was_evicted_is_computed_again(engine_of, tmp_path):
     engine = engine_of()
-    saved = engine.save_session(PROMPT, tmp_path / "s", cache_salt="a")
+    saved = save_session(engine, PROMPT, tmp_path / "s", cache_salt="a")
     assert saved.num_blocks == 29 // 4
     other = engine_of()
-    other.load_session(tmp_path / "s", cache_salt="a")
+    load_session(other, tmp_path / "s", cache_salt="a")
     for salt, hits in (("b", 0), (None, 0), ("a", 28)):
         before = other.stats().hit_tokens
         generate(other, [PROMPT], SamplingParams(max_tokens=1, cache_salt=salt))
@@ -80,14 +80,14 @@ def test_what_was_evicted_is_computed_again(engine_of, tmp_path):
 
 
 def test_floats_fit_another_block_size(engine_of, llama, tmp_path):
-    engine_of(block_size=4).save_session(PROMPT, tmp_path / "s")
+    save_session(engine_of(block_size=4), PROMPT, tmp_path / "s")
     other = engine_of(block_size=8)
-    other.load_session(tmp_path / "s")
+    load_session(other, tmp_path / "s")
     [out] = generate(other, [PROMPT], GO_ON)
     assert out.token_ids == greedy_tokens(llama.lm, PROMPT, 6)
     assert other.stats().hit_tokens == 24
     larger = engine_of(block_size=64, num_blocks=4)
-    larger.load_session(tmp_path / "s")
+    load_session(larger, tmp_path / "s")
     assert larger.stats().blocks_cached == 0
 
 
@@ -97,9 +97,9 @@ def test_text_and_a_real_model(tinypy, tmp_path):
     sizes = {}
     for kv_dtype in ("auto", "int8", "int4"):
         path = tmp_path / kv_dtype
-        sizes[kv_dtype] = engine.save_session(text, path, kv_dtype=kv_dtype)
+        sizes[kv_dtype] = save_session(engine, text, path, kv_dtype=kv_dtype)
         other = Engine(tinypy.lm, EngineConfig(num_blocks=64, attention="torch"))
-        tokens = other.load_session(path)
+        tokens = load_session(other, path)
         assert tinypy.lm.decode(tokens) == text
         kv = [one.store.blocks[:, list(one.cache.block_ids())] for one in (engine, other)]
         error = (kv[0] - kv[1]).abs()
@@ -111,33 +111,33 @@ def test_text_and_a_real_model(tinypy, tmp_path):
 
 
 def test_loading_is_all_or_nothing(engine_of, tmp_path):
-    engine_of().save_session(PROMPT, tmp_path / "s")
+    save_session(engine_of(), PROMPT, tmp_path / "s")
     full = engine_of(num_blocks=8)
     request = full.add_request([9, 8, 7, 6, 5], SamplingParams(max_tokens=9))
     full.step()
     with pytest.raises(OutOfBlocks):
-        full.load_session(tmp_path / "s")
+        load_session(full, tmp_path / "s")
     full.check()
     assert drain(full)[request].finish_reason
-    full.load_session(tmp_path / "s")
+    load_session(full, tmp_path / "s")
     assert full.stats().hit_tokens == 0
     full.check()
 
 
 def test_loading_what_is_there_takes_nothing(engine_of, tmp_path):
     engine = engine_of()
-    engine.save_session(PROMPT, tmp_path / "s")
+    save_session(engine, PROMPT, tmp_path / "s")
     before = engine.stats().blocks_cached
     for _ in range(3):
-        engine.load_session(tmp_path / "s")
+        load_session(engine, tmp_path / "s")
         engine.check()
     assert engine.stats().blocks_cached == before
 
 
 def test_a_session_goes_to_the_tiers_too(engine_of, tmp_path):
-    engine_of().save_session(PROMPT, tmp_path / "s")
+    save_session(engine_of(), PROMPT, tmp_path / "s")
     engine = engine_of(num_blocks=12, host_blocks=32)
-    engine.load_session(tmp_path / "s")
+    load_session(engine, tmp_path / "s")
     engine.cache.evict(12)
     assert engine.tiers.where(PROMPT)[:6] == ["host"] * 6
 
@@ -148,26 +148,26 @@ def test_a_session_goes_to_the_tiers_too(engine_of, tmp_path):
 def test_the_error_says_what_differs(engine_of, llama, other_lm, tmp_path):
     path = tmp_path / "s"
     engine = engine_of()
-    engine.save_session(PROMPT, path)
+    save_session(engine, PROMPT, path)
     with pytest.raises(SessionError, match=r"model is .* load the model that it was saved with"):
-        engine_of(other_lm).load_session(path)
+        load_session(engine_of(other_lm), path)
     with pytest.raises(SessionError, match="stored is 'auto', here it is 'int8'"):
-        engine_of(kv_dtype="int8").load_session(path)
-    engine_of(kv_dtype="int8").save_session(PROMPT, path)
+        load_session(engine_of(kv_dtype="int8"), path)
+    save_session(engine_of(kv_dtype="int8"), PROMPT, path)
     with pytest.raises(SessionError, match="stored is 'int8', here it is 'int4'"):
-        engine_of(kv_dtype="int4").load_session(path)
+        load_session(engine_of(kv_dtype="int4"), path)
     with pytest.raises(SessionError, match="block_size is '4', here it is '8'"):
-        engine_of(kv_dtype="int8", block_size=8).load_session(path)
+        load_session(engine_of(kv_dtype="int8", block_size=8), path)
     with pytest.raises(SessionError, match="not a whole session file"):
-        engine.load_session(tmp_path / "none")
+        load_session(engine, tmp_path / "none")
     (tmp_path / "text").write_text("hello")
     with pytest.raises(SessionError, match="not a whole session file"):
-        engine.load_session(tmp_path / "text")
+        load_session(engine, tmp_path / "text")
     with pytest.raises(SessionError, match="format is None"):
         (tmp_path / "other").write_bytes(to_bytes({"x": torch.zeros(1)}))
-        engine.load_session(tmp_path / "other")
+        load_session(engine, tmp_path / "other")
     with pytest.raises(ValueError, match="prefix_cache"):
-        engine_of(prefix_cache=False).load_session(path)
+        load_session(engine_of(prefix_cache=False), path)
 
 
 def rewritten(path: Path, change) -> None:
@@ -194,11 +194,11 @@ def rewritten(path: Path, change) -> None:
 ])  # fmt: skip
 def test_a_well_made_wrong_session_is_refused(engine_of, tmp_path, change, message):
     path = tmp_path / "s"
-    engine_of().save_session(PROMPT, path)
+    save_session(engine_of(), PROMPT, path)
     rewritten(path, change)
     engine = engine_of()
     with pytest.raises(ValueError, match=message):
-        engine.load_session(path)
+        load_session(engine, path)
     assert engine.stats().blocks_used == 0
 
 
@@ -207,10 +207,10 @@ def test_a_well_made_wrong_session_is_refused(engine_of, tmp_path, change, messa
 )
 def test_a_quantised_session_that_is_not_finite_is_refused(engine_of, tmp_path, kv_dtype, part):
     path, engine = tmp_path / "s", engine_of(kv_dtype=kv_dtype)
-    engine.save_session(PROMPT, path)
+    save_session(engine, PROMPT, path)
     rewritten(path, lambda h, t: t[part].view(-1)[-1:].fill_(NAN))
     with pytest.raises(SessionError, match=f"{part} has NaN or infinity"):
-        engine.load_session(path)
+        load_session(engine, path)
     assert engine_of(kv_dtype=kv_dtype).stats().blocks_used == 0
 
 
@@ -219,7 +219,7 @@ def test_whatever_a_damaged_header_says(engine_of, tmp_path, kv_dtype):
     """Every field missing or nonsense, every tensor of other shapes and dtypes: what is wrong is
     said in one kind of error, with the file's name, or it is loaded."""
     path, engine = tmp_path / "it.session", engine_of(num_blocks=64)
-    engine.save_session(PROMPT, path, kv_dtype=kv_dtype)
+    save_session(engine, PROMPT, path, kv_dtype=kv_dtype)
     whole = path.read_bytes()
     header, tensors = session.read_file(path)
     changes = [lambda h, t, name=name: h.pop(name) for name in header]
@@ -238,7 +238,7 @@ def test_whatever_a_damaged_header_says(engine_of, tmp_path, kv_dtype):
         path.write_bytes(whole)
         rewritten(path, change)
         try:
-            engine.load_session(path)
+            load_session(engine, path)
         except SessionError as error:
             assert "it.session" in str(error)
             refused += 1
@@ -262,10 +262,10 @@ def test_what_is_no_file_is_not_waited_for(engine_of, tmp_path, what):
     found = []
 
     def refused():
-        for call in (engine_of().load_session, lambda path: engine_of().save_session(PROMPT, path)):
-            if what not in ("fifo", "device") or call.__name__ == "load_session":
+        for call in (load_session, lambda engine, path: save_session(engine, PROMPT, path)):
+            if what not in ("fifo", "device") or call is load_session:
                 with pytest.raises(ValueError, match="path: "):
-                    call(path)
+                    call(engine_of(), path)
         found.append(True)
 
     ends(refused)
@@ -299,16 +299,16 @@ def test_what_cannot_be_saved(engine_of, tmp_path):
     for what, message in ((5, "not an unfinished request"), ([1], "at least 2 tokens"),
                           ([1, 999], "a token id"), (None, "what: must be")):  # fmt: skip
         with pytest.raises(ValueError, match=message):
-            engine.save_session(what, tmp_path / "s")
+            save_session(engine, what, tmp_path / "s")
     with pytest.raises(ValueError, match="kv_dtype"):
-        engine.save_session(PROMPT, tmp_path / "s", kv_dtype="int3")
+        save_session(engine, PROMPT, tmp_path / "s", kv_dtype="int3")
     with pytest.raises(ValueError, match="K and V are int8 already"):
-        engine_of(kv_dtype="int8").save_session(PROMPT, tmp_path / "s", kv_dtype="int4")
+        save_session(engine_of(kv_dtype="int8"), PROMPT, tmp_path / "s", kv_dtype="int4")
     request = engine.add_request(PROMPT, SamplingParams(n=2))
     with pytest.raises(ValueError, match="n > 1"):
-        engine.save_session(request, tmp_path / "s")
+        save_session(engine, request, tmp_path / "s")
     with pytest.raises(SessionError, match="cannot write"):
-        engine.save_session(PROMPT, tmp_path / "none" / "s")
+        save_session(engine, PROMPT, tmp_path / "none" / "s")
     assert not list(tmp_path.iterdir())
 
 

@@ -8,8 +8,7 @@ from collections import Counter
 
 import pytest
 from helpers import meets
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tiers_case import damaged
 
 from minikv import OutOfBlocks

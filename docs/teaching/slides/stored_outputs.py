@@ -4,56 +4,22 @@ Nothing is executed. A picture, a table or a printed result on a slide is what t
 holds, so the slides change when the notebooks are run again.
 """
 
-import os
 import re
 import tomllib
-from base64 import b64decode, b64encode
-from functools import cache
 from html import escape
 from pathlib import Path
 
-import nbformat
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
+from sources import COURSE, cell_of, plan_file, readable, section
 
 WHOSE = ": the reference's, until you pass"  # what `mine` prints
-ROOT = Path(__file__).resolve().parents[3]
-NOTEBOOKS, COURSE = ROOT / "notebooks", ROOT / "minikv" / "course"
-PLANS = COURSE / "plans"
-AREA = 1260, 560  # pixels that most pictures have on a slide of 1280 x 720
-READABLE, MOST_GROWTH = 18, 1.1  # pixels; what labels may grow without meeting each other
-
-
-@cache
-def cells_of(number: str) -> dict[str, nbformat.NotebookNode]:
-    """The cells of notebook `number`, by id."""
-    (path,) = NOTEBOOKS.glob(f"{number}_*.ipynb")
-    return {cell.id: cell for cell in nbformat.read(path, as_version=4).cells}
-
-
-def cell_of(number: str, cell_id: str) -> nbformat.NotebookNode:
-    cells = cells_of(number)
-    if cell_id not in cells:
-        raise ValueError(f"notebook {number} has no cell {cell_id!r}; it has {', '.join(cells)}")
-    return cells[cell_id]
 
 
 def number_of(directive: Directive) -> str:
     """A deck's file is named after its notebook: 04.md."""
     return Path(directive.state.document.current_source).stem
-
-
-def section(number: str, start: str) -> list[str]:
-    """The lines of notebook `number` after the line that begins with `start`, up to an empty line
-    that no list item follows."""
-    for cell in cells_of(number).values():
-        lines = cell.source.splitlines() if cell.cell_type == "markdown" else []
-        for index, line in enumerate(lines):
-            if line.startswith(start):
-                rest = lines[index + 1 :]
-                return [line for line in rest if line.startswith("- ")]
-    raise ValueError(f"notebook {number} has no line that begins with {start!r}")
 
 
 class Listed(Directive):
@@ -100,22 +66,6 @@ class Stored(Directive):
         return nodes.image(uri=readable(found[0]), alt=data.get("text/plain", ""))
 
 
-def readable(uri: str) -> str:
-    """A picture whose labels are a little larger where the last row could not read them."""
-    kind, _, data = uri.partition("svg+xml;base64,")
-    svg = b64decode(data).decode() if data else ""
-    if (box := re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)) is None:
-        return uri
-    least = READABLE / min(AREA[0] / float(box[1]), AREA[1] / float(box[2]))
-
-    def larger(match: re.Match) -> str:
-        size = float(match[1])
-        return f"font-size:{max(size, min(least, size * MOST_GROWTH)):.2f}px"
-
-    svg = re.sub(r"font-size:([\d.]+)px", larger, svg)
-    return f"{kind}svg+xml;base64,{b64encode(svg.encode()).decode()}"
-
-
 class Notes(Directive):
     """What the notebook says in these cells, as the lecturer's notes (key S)."""
 
@@ -133,17 +83,6 @@ class Notes(Directive):
             *paragraphs,
             nodes.raw("", "</aside>", format="html"),
         ]
-
-
-@cache
-def plan_file() -> Path:
-    """What $PLAN names: a file, or a plan that comes along."""
-    named = os.environ.get("PLAN") or "fourteen_weeks"
-    for file in (Path(named), PLANS / f"{named}.toml"):
-        if file.is_file():
-            return file
-    known = " or ".join(sorted(file.stem for file in PLANS.glob("*.toml")))
-    raise ValueError(f"PLAN: must be a file, or {known}; was {named!r}")
 
 
 class Due(Directive):

@@ -33,7 +33,7 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,7 @@ def batches(
             at, step = at + rows, step + 1
 
 
-def bits_per_byte(model, tokenizer: Tokenizer, texts: list[str], progress: bool = True) -> float:
+def bits_per_byte(model, tokenizer: Tokenizer, texts: list[str]) -> float:
     """Negative log2 likelihood of `texts` over their length in UTF-8 bytes.
 
     Each text stands alone after `<|endoftext|>`, in windows of the full context
@@ -141,7 +141,7 @@ def bits_per_byte(model, tokenizer: Tokenizer, texts: list[str], progress: bool 
     at least CONTEXT / 2 tokens.
     """
     nats, num_bytes = 0.0, 0
-    for text in tqdm(texts, desc="held-out modules", disable=not progress):
+    for text in tqdm(texts, desc="held-out modules"):
         ids = torch.tensor([0, *tokenizer.encode(text).ids])
         num_bytes += len(text.encode())
         done = 1  # ids[:done] are scored
@@ -156,13 +156,16 @@ def bits_per_byte(model, tokenizer: Tokenizer, texts: list[str], progress: bool 
     return nats / math.log(2) / num_bytes
 
 
-def optimizers(model) -> list[torch.optim.Optimizer]:
-    """Muon on the matrices inside the layers, AdamW on embeddings and norms."""
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers" in n]
-    other = [p for n, p in model.named_parameters() if p.ndim != 2 or "layers" not in n]
+def optimizers(
+    named: Iterable[tuple[str, torch.Tensor]], muon: float, adam: float, decay: float = 0.0
+) -> list[torch.optim.Optimizer]:
+    """Muon on the matrices inside the layers, AdamW on all else, with these learning rates."""
+    everything = list(named)
+    matrices = [p for name, p in everything if p.ndim == 2 and "layers" in name]
+    other = [p for name, p in everything if p.ndim != 2 or "layers" not in name]
     return [
-        torch.optim.Muon(matrices, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(other, lr=0.006, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.Muon(matrices, lr=muon, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(other, lr=adam, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
@@ -243,7 +246,8 @@ def train(out: Path, num_tokens: int) -> None:
     if shutil.which("g++"):  # without a compiler the same step runs, a third slower
         loss_of = torch.compile(loss_of)
     data, total = partial(batches, texts_ids, num_tokens, PHASES), steps_of(PHASES, num_tokens)
-    seconds = learn(model, optimizers(model), loss_of, data, total, out / "state.pt")
+    opts = optimizers(model.named_parameters(), 0.01, 0.006, 0.1)
+    seconds = learn(model, opts, loss_of, data, total, out / "state.pt")
     export(model, tokenizer, corpus, out / "tinypy", num_tokens, seconds)
 
 
@@ -285,7 +289,7 @@ def train_states(out: Path, num_tokens: int) -> None:
     kept = ("mlp.", "embed_tokens", "o_proj")
     learned = [n for n, _ in model.named_parameters() if not any(part in n for part in kept)]
     model.requires_grad_(False)
-    parameters = [model.get_parameter(name).requires_grad_() for name in learned]
+    parameters = [(name, model.get_parameter(name).requires_grad_()) for name in learned]
     asked: dict[int, tuple[dict[str, Any], torch.Tensor]] = {}
     for i, layer in enumerate(tinypy.model.layers):
         layer.self_attn.register_forward_hook(
@@ -311,12 +315,7 @@ def train_states(out: Path, num_tokens: int) -> None:
         ("layers", layerwise, LAYERWISE, 0.02),
         ("states", partial(divergence, model, tinypy), 1 - LAYERWISE, 0.01),
     ):
-        opts = [
-            torch.optim.Muon([p for p in parameters if p.ndim == 2], lr=lr, weight_decay=0.0,
-                             adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW([p for p in parameters if p.ndim != 2], lr=lr / 4,
-                              betas=(0.9, 0.95), weight_decay=0.0),
-        ]  # fmt: skip
+        opts = optimizers(parameters, lr, lr / 4)
         size, phases = share * num_tokens, STATES_PHASES
         data = partial(batches, texts_ids, size, phases, batch_tokens=STATES_BATCH)
         total = steps_of(phases, size, STATES_BATCH)

@@ -27,7 +27,7 @@ from minikv.cluster.routing import EVERY_POLICY, ByOwnPrefix, LeastLoaded, Name,
 from minikv.cluster.simulate import Arrival, Blocks, FleetReport, NetworkLink, StepSeconds, simulate
 from minikv.course.arguments import positive
 from minikv.course.bench.harness import Aim, BenchTable
-from minikv.course.chapters.ch07_radix_prefix_cache.hit_rate import ids_of_jobs, ids_of_trace
+from minikv.course.chapters.ch07_radix_prefix_cache.block_ids import ids_of_jobs, ids_of_trace
 from minikv.course.workloads.timing import timed
 from minikv.course.workloads.workload import Job, conversations, read_trace
 from minikv.language_model import LanguageModel

@@ -1,17 +1,20 @@
-"""Tokens per second of whole calls, prefill included, against `transformers` `generate`.
+"""Tokens per second of whole calls, prefill included, against `transformers` and other engines.
 
-Same weights, same float32, same prompts, greedy, key-value caches on both sides, every
-repeat with new random prompts. Tokens are compared row by row: where two logits are
-equal but for rounding, the two sides may go different ways, and a row then differs.
+Same weights, same prompts, greedy, key-value caches on all sides, every repeat with new
+random prompts. Tokens are compared row by row: where two logits are equal but for rounding,
+two sides may go different ways, and a row then differs. `generate` and `generate_batch`,
+which batches continuously, are of `transformers`. A peer that does not run has a row, too.
 """
 
 import argparse
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 
+import torch
+
 import minikv
-from minikv.course.arguments import positive
+from minikv.course.arguments import dtype, positive
 from minikv.course.bench import llama_cpp, other_process, peers
 from minikv.course.bench.harness import Aim, BenchTable, bar, race
 
@@ -23,46 +26,66 @@ GOALS = {  # times the tokens per second of these, by model and batch
     ("openvino", "tinypy"): (1, 1, 1), ("openvino", "random-8m"): (1, 1, 1),
 }  # fmt: skip
 PEERS: dict[str, Callable] = {  # (config, model of `transformers`, batch, tokens of each)
+    "generate": lambda config, peer, *_: nullcontext(partial(peers.generate, peer)),
+    "generate_batch": peers.generate_batch,
     "llama.cpp": llama_cpp.generator,
     "ctranslate2": other_process.ctranslate2,
     "openvino": other_process.openvino,
 }
+FLOAT32_ONLY = "llama.cpp", "ctranslate2", "openvino"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--models", nargs="+", default=peers.MODELS, help="default: %(default)s")
+    models = [*peers.MODELS, "random-135m"]
+    parser.add_argument("--models", nargs="+", default=models, help="default: %(default)s")
+    parser.add_argument(
+        "--dtype", type=dtype, default=torch.float32, help="of the weights (default: float32)"
+    )
     parser.add_argument("--batch", type=positive, nargs="+", default=BATCHES)
     parser.add_argument("--prompt", type=positive, default=64, help="tokens of a prompt")
     parser.add_argument("--tokens", type=positive, default=64, help="new tokens of each")
-    parser.add_argument("--peer", choices=PEERS, help="run this, too, if it is installed")
+    parser.add_argument(
+        "--peers", choices=PEERS, nargs="+", default=["generate", "generate_batch"],
+        help="default: %(default)s; the others, if they are installed",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> BenchTable:
-    title = f"decode: {args.tokens} tokens after {args.prompt}, minikv against transformers"
+    title = f"decode: {args.tokens} tokens after {args.prompt}, minikv against others"
     table = BenchTable(title, args.repeats)
     params = minikv.SamplingParams(max_tokens=args.tokens, ignore_eos=True)
     rounds = args.repeats + 1
-    total = (2 + bool(args.peer)) * rounds * len(args.batch) * len(args.models)
+    total = (1 + len(args.peers)) * rounds * len(args.batch) * len(args.models)
     with bar(total, "decode") as progress:
         for name in args.models:
-            lm, peer = peers.load_pair(name)
+            lm, model = peers.load_pair(name, args.dtype)
             for batch in args.batch:
                 engine = peers.engine_for(lm, [args.prompt + args.tokens] * batch)
                 inputs = [peers.random_prompts(lm, [args.prompt] * batch, i) for i in range(rounds)]
                 contenders: dict[str, Callable] = {
-                    "minikv": partial(peers.ours, engine, params=params),
-                    "generate": partial(peers.generate, peer, max_tokens=args.tokens),
+                    "minikv": partial(peers.ours, engine, params=params)
                 }
+                refused: dict[str, str] = {}
                 with ExitStack() as stack:
-                    if args.peer:
-                        made = PEERS[args.peer](lm.config, peer, batch, args.prompt + args.tokens)
-                        other = stack.enter_context(made)
-                        contenders[args.peer] = partial(other, max_tokens=args.tokens)
+                    for each in args.peers:
+                        try:
+                            if each in FLOAT32_ONLY and args.dtype != torch.float32:
+                                raise ValueError("is compared in float32 alone")
+                            made = PEERS[each](lm.config, model, batch, args.prompt + args.tokens)
+                            generate = partial(stack.enter_context(made), max_tokens=args.tokens)
+                            generate(inputs[0][:1])
+                            contenders[each] = generate
+                        except Exception as error:  # whatever others raise
+                            refused[each] = str(error)
                     result = race(contenders, inputs, progress)
-                for each in list(contenders)[1:]:
-                    row = {"model": name, "batch": batch}
+                for each in args.peers:
+                    row = {"model": name, "batch": batch, "beside": each}
                     row["minikv tokens/s"] = result.rate("minikv", batch * args.tokens)
-                    row[f"{each} tokens/s"] = result.rate(each, batch * args.tokens)
+                    if each in refused:
+                        table.add(row | {"its tokens/s": "does not run"})
+                        table.notes += {f"{each}: {refused[each]}"} - {*table.notes}
+                        continue
+                    row["its tokens/s"] = result.rate(each, batch * args.tokens)
                     row["ratio"] = result.ratio(each, "minikv")
                     row["rows that differ"] = peers.count_differing(result.results, each)
                     goals = dict(zip(BATCHES, GOALS.get((each, name), ()), strict=False))

@@ -52,26 +52,16 @@ def write_gguf(config: minikv.ModelConfig, state: dict, file: Path, f16: bool = 
     writer.add_token_list([f"<{i}>" for i in range(c.vocab_size)])
     writer.add_token_types([gguf.TokenType.NORMAL] * c.vocab_size)
     writer.add_token_merges(["< 0"])
-    names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-             "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-             "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-             "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}  # fmt: skip
-
-    def add(name: str, source: str) -> None:
-        weight = state[f"{source}.weight"].float().numpy()
-        if name.endswith(("attn_q", "attn_k")):  # pairs of channels instead of halves
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, c.num_layers)
+    for source, tensor in state.items():
+        if c.tie_embeddings and source == "lm_head.weight":
+            continue
+        name, weight = names.get_name(source, [".weight"]), tensor.float().numpy()
+        if name.endswith(("attn_q.weight", "attn_k.weight")):  # pairs of channels, not halves
             halves = weight.reshape(-1, 2, c.head_dim // 2, weight.shape[1])
             weight = halves.swapaxes(1, 2).reshape(weight.shape)
         dtype = np.float16 if f16 and weight.ndim == 2 else np.float32
-        writer.add_tensor(f"{name}.weight", np.ascontiguousarray(weight, dtype))
-
-    add("token_embd", "model.embed_tokens")
-    add("output_norm", "model.norm")
-    if not c.tie_embeddings:
-        add("output", "lm_head")
-    for i in range(c.num_layers):
-        for source, name in names.items():
-            add(f"blk.{i}.{name}", f"model.layers.{i}.{source}")
+        writer.add_tensor(name, np.ascontiguousarray(weight, dtype))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -207,6 +197,7 @@ class Context:
         self.lib, self.vocab_size = lib, vocab_size
         params = lib.llama_context_default_params()
         params.put(0, num_cells, 512)  # n_ctx
+        params.put(4, num_cells, 2048)  # n_batch: more tokens at once would end the process
         params.put(8, num_cells, 512)  # n_ubatch
         params.put(12, num_seqs, 1)  # n_seq_max
         params.put(28, num_threads, 4)  # n_threads

@@ -24,7 +24,7 @@ import minikv
 from minikv.course.bench.llama_cpp import write_gguf
 
 Prompts = Sequence[Sequence[int]]
-GONE = "--peer {}: it is not installed; run `pip install {}`"
+GONE = "is not installed: pip install {}"
 _loaded: list[Any] = []  # in the other process
 
 
@@ -34,7 +34,7 @@ def ctranslate2(config: minikv.ModelConfig, peer: Any, *_: int) -> Iterator[Call
     of `transformers`, in float32 on torch's number of threads. Raises ValueError where it is not
     installed."""
     if importlib.util.find_spec("ctranslate2") is None:
-        raise ValueError(GONE.format("ctranslate2", "ctranslate2"))
+        raise ValueError(GONE.format("ctranslate2"))
     from ctranslate2.converters import TransformersConverter
 
     with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +52,7 @@ def openvino(
 ) -> Iterator[Callable]:
     """The same, with room for K and V of so many sequences of `num_tokens`."""
     if importlib.util.find_spec("openvino_genai") is None:
-        raise ValueError(GONE.format("openvino", "openvino-genai gguf"))
+        raise ValueError(GONE.format("openvino-genai gguf"))
     with tempfile.TemporaryDirectory() as folder:
         write_gguf(config, peer.state_dict(), Path(folder, "model.gguf"), f16=True)
         gigabytes = -(-batch * num_tokens * config.kv_bytes_per_token(torch.float32) // 2**30)

@@ -1,7 +1,8 @@
 """The same weights on both sides: an engine's model, and the `transformers` model beside it."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,31 +12,40 @@ import torch
 import minikv
 from minikv.language_model import LanguageModel
 
-RANDOM_8M: dict[str, Any] = dict(
-    hidden_size=256, intermediate_size=688, num_hidden_layers=8, num_attention_heads=8,
-    num_key_value_heads=4, vocab_size=4096, max_position_embeddings=2048,
-    tie_word_embeddings=False,
-)  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {  # made here, with random weights
+    "random-8m": dict(
+        hidden_size=256, intermediate_size=688, num_hidden_layers=8, num_attention_heads=8,
+        num_key_value_heads=4, vocab_size=4096, max_position_embeddings=2048,
+        tie_word_embeddings=False,
+    ),
+    # Of https://huggingface.co/HuggingFaceTB/SmolLM2-135M/blob/main/config.json
+    "random-135m": dict(
+        hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, vocab_size=49152, max_position_embeddings=8192,
+        tie_word_embeddings=True, rope_theta=100_000.0, rms_norm_eps=1e-5,
+    ),
+}  # fmt: skip
 MODELS = ("tinypy", "random-8m")
 
 
-def load_pair(name: str):
-    """`tinypy`, `random-8m` (7.9 million random parameters of 16 bits, made here) or a checkpoint
-    folder: (LanguageModel, transformers model), both float32 on the CPU."""
+def load_pair(name: str, dtype: torch.dtype = torch.float32):
+    """`tinypy`, one of `SHAPES` or a checkpoint folder: (LanguageModel, transformers model), on the
+    CPU. Random weights have so few bits that both formats of 16 bits hold them exactly."""
     # Imported here: it takes seconds, and only two of the benchmarks need it.
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-    from transformers.utils import logging
+    from transformers.utils import logging as theirs
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    theirs.set_verbosity_error()
+    theirs.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(minikv.BUNDLED.get(name, name))
-        if name == "random-8m":
+        if name in SHAPES:
             folder = Path(scratch)
             torch.manual_seed(0)
-            LlamaForCausalLM(LlamaConfig(**RANDOM_8M)).half().save_pretrained(folder)
-        lm = minikv.load(folder)
-        peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            model = LlamaForCausalLM(LlamaConfig(**SHAPES[name]))
+            model.bfloat16().half().save_pretrained(folder)
+        lm = minikv.load(folder, dtype=dtype)
+        peer = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     # Both sides go on past the end token, so both compute the same number of tokens.
     peer.generation_config.eos_token_id = None
     peer.generation_config.pad_token_id = 0
@@ -52,6 +62,35 @@ def generate(peer, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[li
         padded, attention_mask=mask, do_sample=False, use_cache=True, max_new_tokens=max_tokens
     )
     return output[:, width:].tolist()
+
+
+@contextmanager
+def generate_batch(
+    config: minikv.ModelConfig, peer: Any, batch: int, num_tokens: int
+) -> Iterator[Callable]:
+    """generate(prompts, max_tokens) -> the new tokens of each, by continuous batching over paged K
+    and V in `transformers`, with room for so many sequences of `num_tokens`."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    pages = ContinuousBatchingConfig(max_batch_tokens=2048)
+    pages.num_blocks = batch * -(-num_tokens // pages.page_size)
+    greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
+    # What `generate_batch` does, without the tenths of a second that starting and ending it take.
+    with peer.continuous_batching_context_manager(
+        generation_config=greedy, continuous_batching_config=pages, block=True
+    ) as manager:
+
+        def generate(prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+            ids = manager.add_requests(inputs=prompts, max_new_tokens=max_tokens)
+            found: dict[str, list[int]] = {}
+            while len(found) < len(ids):
+                if (one := manager.get_result(timeout=1)) is not None and one.is_finished():
+                    found[one.request_id] = list(one.generated_tokens)
+                elif not manager.is_running():
+                    raise RuntimeError("transformers has ended its thread")
+            return [found[name] for name in ids]
+
+        yield generate
 
 
 def random_prompts(lm: LanguageModel, lengths: Sequence[int], seed: int) -> list[list[int]]:

@@ -14,6 +14,8 @@ Each chapter keeps its own in `mistakes.toml`, one record after another:
 - `source = '''…'''` is the whole definition, where edits would be hard to read.
 - Where an exercise has several parts, `edit."BlockTable.fork" = …` says which one; `source` may
   replace something that the exercise gives, too.
+- A list holds several ways to make the mistake, `edit = ["old => new", "old => other"]`: each text
+  of the record is then a wrong solution of its own, and all have its cause.
 - `look` is left out where it says no more than the line that fails: its own is shown then.
 - `also = "05.2"` makes the record that exercise's, too, after its own: the same edit, and cause.
 - `seen` is for the few mistakes that a real engine has shipped. A report that names one says so.
@@ -23,7 +25,7 @@ Checks name a reader's mistake with these records, and tests prove that each is 
 
 import ast
 import tomllib
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -36,7 +38,8 @@ from minikv.course.exercise_data.skeletons import definitions, edited, fill, ske
 
 @dataclass(frozen=True, eq=False)
 class Mistake:
-    """One wrong solution. `sources` are the definitions that are wrong, by path."""
+    """One wrong solution. `sources` are the definitions that are wrong, by path. Those of one
+    record have the same name."""
 
     name: str
     cause: str
@@ -89,10 +92,10 @@ def read(file: Traversable, chapter: Chapter) -> dict[str, tuple[Mistake, ...]]:
         if number not in ids:
             raise ValueError(f"{file}: chapter {chapter.number} has no exercise {number!r}")
         right = reference_sources(ids[number])
-        mistakes = []
+        mistakes = list[Mistake]()
         for name, row in rows.items() if isinstance(rows, dict) else [("", rows)]:
             try:
-                mistakes.append(_mistake(name, row, right, given))
+                mistakes += _ways(name, row, right, given)
             except ValueError as error:
                 raise ValueError(f"{file}, {number}, {name}: {error}") from None
         found[number] = tuple(mistakes)
@@ -114,8 +117,11 @@ def of_chapter(chapter: Chapter) -> dict[str, tuple[Mistake, ...]]:
     return read(resources.files(chapter.package) / "mistakes.toml", chapter)
 
 
-def _mistake(name: str, row: Any, right: Mapping[str, str], given: Container[str]) -> Mistake:
-    """One record; `right` are the reference's texts, `given` all that the reader's file defines."""
+def _ways(
+    name: str, row: Any, right: Mapping[str, str], given: Container[str]
+) -> Iterator[Mistake]:
+    """One record, in each way that the mistake is made. `right` are the reference's texts, `given`
+    all that the reader's file defines."""
     if not isinstance(row, dict):
         raise ValueError("a record begins with its exercise and its name")
     if not row.get("cause"):
@@ -134,11 +140,20 @@ def _mistake(name: str, row: Any, right: Mapping[str, str], given: Container[str
     for path in sources:
         if path not in given:
             raise ValueError(f"there is no {path} in the reader's file to replace")
-    changed = {path: edited(right[path], text) for path, text in edits.items()}
-    return Mistake(name, row["cause"], row.get("look"), changed | sources, row.get("seen"))
+    changed = [{path: edited(right[path], text)} for path, text in _texts(edits)]
+    changed += [{path: text} for path, text in _texts(sources)]
+    if not any(isinstance(text, list) for text in (*edits.values(), *sources.values())):
+        changed = [{path: text for one in changed for path, text in one.items()}]
+    for one in changed:
+        yield Mistake(name, row["cause"], row.get("look"), one, row.get("seen"))
 
 
-def _by_path(given: str | dict[str, str], right: Mapping[str, str]) -> dict[str, str]:
+def _texts(by_path: Mapping[str, str | list[str]]) -> Iterator[tuple[str, str]]:
+    for path, texts in by_path.items():
+        yield from ((path, text) for text in ([texts] if isinstance(texts, str) else texts))
+
+
+def _by_path(given: Any, right: Mapping[str, str]) -> dict[str, str | list[str]]:
     if isinstance(given, dict):
         return given
     if len(right) > 1:

@@ -38,8 +38,7 @@ import minikv
 from minikv.course.exercise_data import reader_files
 from minikv.course.exercise_data.manifest import Chapter, Exercise, chapters, find
 from minikv.course.exercise_data.mistakes import mistakes_of
-from minikv.course.exercise_data.plan import NO_PLAN
-from minikv.course.exercise_data.plan import read as read_plan
+from minikv.course.exercise_data.plan import NO_PLAN, read as read_plan
 from minikv.course.exercise_data.whole_files import write_whole
 from minikv.course.grading import tables
 from minikv.course.grading.class_page import as_page

@@ -169,7 +169,7 @@ def students_in(
     """All students of these folders, by names of their own, and those of the roster who handed
     in nothing; errors about folders that hold none, and about who is not in the roster."""
     found: list[Student] = []
-    for folder in map(Path, map(os.path.abspath, folders)):
+    for folder in _one_of_each(map(Path, map(os.path.abspath, folders))):
         try:
             found += _in_download(folder) or [find_student(folder)]
         except ValueError as error:
@@ -185,6 +185,17 @@ def students_in(
         rest.pop(known, None)
     if found:
         yield from (Student(name, None) for name in rest)
+
+
+def _one_of_each(folders: Iterable[Path]) -> Iterable[Path]:
+    """As given, but of a student's folders in one download, one by one, that of the files."""
+    chosen: dict[object, Path] = {}
+    for folder in folders:
+        known = PLATFORM.fullmatch(folder.name)
+        whose = (folder.parent, _id(known)) if known else folder
+        if whose not in chosen or (known and known["kind"] == "file"):
+            chosen[whose] = folder
+    return chosen.values()
 
 
 def _in_download(folder: Path) -> list[Student]:

@@ -28,8 +28,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from minikv.course.chapters import notebook, title
 from minikv.course.exercise_data.manifest import Chapter, Exercise, ReaderError, chapter_of
-from minikv.course.exercise_data.plan import NO_PLAN, TermPlan, Week
-from minikv.course.exercise_data.plan import read as read_plan
+from minikv.course.exercise_data.plan import NO_PLAN, TermPlan, Week, read as read_plan
 from minikv.course.exercise_data.skeletons import skeleton
 from minikv.course.exercise_data.whole_files import write_whole
 from minikv.course.reader.unpacked import notebooks

@@ -29,15 +29,7 @@ from minikv.course.chapters.ch06_continuous_batching.pictures import (
     stretches,
     timeline_picture,
 )
-from minikv.course.chapters.ch07_radix_prefix_cache.hit_rate import (
-    CACHES,
-    FirstToLast,
-    LastToFirst,
-    RadixBlocks,
-    hit_rates,
-    ids_of_jobs,
-    ids_of_trace,
-)
+from minikv.course.chapters.ch07_radix_prefix_cache.block_ids import ids_of_jobs, ids_of_trace
 from minikv.course.pictures import style
 from minikv.course.workloads.workload import Job, Length, TraceRequest, shared_prompts
 
@@ -357,15 +349,15 @@ def test_costs_of_preemption_and_their_pictures(lm):
     assert "40 tokens" in shown(preemption_picture(costs))
 
 
-# ── Hit rates ─────────────────────────────────────────────────────────────────
+# ── Ids of blocks ─────────────────────────────────────────────────────────────────
 
 
-def random_jobs(seed: int, num: int = 60) -> list[Job]:
+def random_jobs(seed: int) -> list[Job]:
     """Prompts over two tokens, so that many share beginnings; some salted."""
     draw = random.Random(seed)
     return [
         Job(draw.choices((1, 2), k=draw.randint(0, 14)), 1, salt=draw.choice((None, None, "a")))
-        for _ in range(num)
+        for _ in range(60)
     ]
 
 
@@ -381,69 +373,8 @@ def test_equal_ids_are_equal_prefixes():
     assert len(set(meant.values())) == len(meant)
 
 
-def simple_hits(streams, size: int, backwards: bool) -> list[int]:
-    """A list of ids, the latest last; looked through from one end to the other."""
-    cached: list[int] = []
-    hits = []
-    for ids in streams:
-        hits.append(0)
-        for id_ in ids:
-            if id_ not in cached:
-                break
-            hits[-1] += 1
-        for id_ in ids[::-1] if backwards else ids:
-            cached = [*(other for other in cached if other != id_), id_][-size:]
-    return hits
-
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("size", [1, 2, 5, 9, 30])
-def test_caches_agree_with_a_simple_model(seed, size):
-    streams = ids_of_jobs(random_jobs(seed), block_size=2)
-    for cache, backwards in ((FirstToLast, False), (LastToFirst, True), (RadixBlocks, True)):
-        one = cache(size)
-        assert [one.serve(ids) for ids in streams] == simple_hits(streams, size, backwards)
-
-
-def test_the_radix_tree_was_the_real_one_and_stays_sound():
-    cache = RadixBlocks(7)
-    for ids in ids_of_jobs(random_jobs(1), block_size=2):
-        cache.serve(ids)
-        cache.cache.check()
-        assert cache.pool.num_blocks - cache.pool.num_free == cache.cache.num_cached_blocks
-
-
-def test_hit_rates_grow_to_what_was_seen_before():
-    streams = ids_of_jobs(random_jobs(2, 200), block_size=2)
-    rates = hit_rates(streams)
-    distinct = {id_ for ids in streams for id_ in ids}
-    assert (rates.sizes[-1], rates.num_distinct) == (len(distinct), len(distinct))
-    assert rates.sizes == sorted(set(rates.sizes))
-    assert (rates.num_prompts, rates.num_blocks) == (200, sum(map(len, streams)))
-    best = 1 - len(distinct) / rates.num_blocks  # every block that is not new
-    for name in CACHES:
-        assert rates.rates[name] == sorted(rates.rates[name])
-        assert rates.rates[name][-1] == pytest.approx(best)
-    assert rates.rates["radix tree"] == rates.rates["chained hashes, last block first"]
-    some = hit_rates(streams, sizes=(9, 3, 10_000), caches={"mine": FirstToLast})
-    assert some.sizes == [3, 9, len(distinct)] and list(some.rates) == ["mine"]
-
-
 def test_hash_ids_of_a_trace():
     trace = [TraceRequest(Length(900, 1), 0.0, (1, 2)), TraceRequest(Length(1000, 1), 1.0, (1, 3))]
-    rates = hit_rates(ids_of_trace(trace))
-    assert rates.rates["radix tree"][-1] == 1 / 4
+    assert ids_of_trace(trace) == [(1, 2), (1, 3)]
     with pytest.raises(ValueError, match="have no hash_ids"):
         ids_of_trace([TraceRequest(Length(900, 1), 0.0)])
-
-
-def test_hit_rates_of_nothing_are_refused():
-    with pytest.raises(ValueError, match="no prompt has a whole block"):
-        hit_rates(ids_of_jobs([Job([1, 2, 3], 1)]))
-    with pytest.raises(ValueError, match="sizes: must be at least 1 block"):
-        hit_rates([[1, 2, 3]], sizes=(0,))
-
-
-def test_workloads_without_hits_have_rates_too():
-    rates = hit_rates([[1, 2], [3, 4]], sizes=(1, 2))
-    assert math.isclose(max(rates.rates["radix tree"]), 0)

@@ -5,8 +5,7 @@ from collections import Counter
 
 import pytest
 from helpers import careful_engine, drain, greedy_tokens, meets, small
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from minikv import BlockPool, RadixCache, SamplingParams
 from minikv.course.chapters.ch07_radix_prefix_cache.answers import ChainedCache, insert_turn

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import assert_empty, cached_prefixes, meets, small
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from matplotlib.patches import FancyBboxPatch
 from thorough import thorough_after
 from viewer_case import check_empty, check_looks, check_paper, texts

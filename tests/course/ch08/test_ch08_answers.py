@@ -14,9 +14,11 @@ if importlib.util.find_spec("triton") is None:
 import minikv
 from minikv import naive_attention
 from minikv.course.chapters.ch04_paged_blocks import together
-from minikv.course.chapters.ch08_triton_paged_attention import answers as ch08
-from minikv.course.chapters.ch08_triton_paged_attention import scenarios as checks
-from minikv.course.chapters.ch08_triton_paged_attention import watch
+from minikv.course.chapters.ch08_triton_paged_attention import (
+    answers as ch08,
+    scenarios as checks,
+    watch,
+)
 from minikv.course.chapters.ch08_triton_paged_attention.watch import Watch, compiled
 from minikv.course.exercise_data.manifest import find
 from minikv.course.exercise_data.skeletons import broken

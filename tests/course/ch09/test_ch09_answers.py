@@ -13,8 +13,7 @@ if importlib.util.find_spec("numba") is None:
 import numpy as np
 
 import minikv
-from minikv.course.chapters.ch09_cpu_kernels import answers as ch09
-from minikv.course.chapters.ch09_cpu_kernels import machine
+from minikv.course.chapters.ch09_cpu_kernels import answers as ch09, machine
 from minikv.course.chapters.ch09_cpu_kernels.given import compiled, in_threads
 from minikv.course.chapters.ch09_cpu_kernels.in_engine import KernelAttention, engine_by, speeds
 from minikv.course.chapters.ch09_cpu_kernels.invariance import WAYS, find_tie, logits_of

@@ -6,7 +6,7 @@ import os
 import pytest
 
 import minikv
-from minikv.course.chapters.ch07_radix_prefix_cache.hit_rate import RadixBlocks, ids_of_jobs
+from minikv.course.chapters.ch07_radix_prefix_cache.block_ids import ids_of_jobs
 from minikv.course.chapters.ch12_tiers_and_sessions.given import (
     CrashingFolder,
     SmallMachine,
@@ -37,8 +37,20 @@ def streams(lm):
 
 @pytest.mark.parametrize("size", [30, 100, 300, 5000])
 def test_without_a_host_the_device_finds_what_the_radix_tree_finds(streams, size):
-    tree, tiers = RadixBlocks(size), WriteBack(size, 0)
-    assert [tiers.serve(ids)[0] for ids in streams] == [tree.serve(ids) for ids in streams]
+    """The engine's prefix cache, with blocks of one id."""
+    pool, tiers = minikv.BlockPool(size), WriteBack(size, 0)
+    cache = minikv.RadixCache(pool, block_size=1)
+    for ids in streams:
+        match = cache.match(ids[:size])
+        needed = len(ids[:size]) - match.num_tokens
+        cache.lock(match.node)
+        cache.evict(max(0, needed - pool.num_free))
+        cache.unlock(match.node)
+        new = [pool.allocate() for _ in range(needed)]
+        cache.insert(ids[:size], match.block_ids + new)
+        for block_id in new:
+            pool.release(block_id)  # the tree holds it now
+        assert tiers.serve(ids)[0] == match.num_tokens
 
 
 def test_write_back_is_one_cache_of_both_sizes(streams):

@@ -12,7 +12,7 @@ from minikv.course.pictures.style import FAINT, INK, PALETTE, PAPER, Picture, ne
 from minikv.course.pictures.timeline import visible
 from minikv.language_model import LanguageModel
 
-IN_PLACE, CAT = PALETTE[0], PALETTE[3]
+IN_PLACE = PALETTE[0]
 LEFT, SIDE, TALL = 1.25, 0.3, 1.6  # inches
 
 

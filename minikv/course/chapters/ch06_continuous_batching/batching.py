@@ -14,8 +14,7 @@ and reads the clock before and after.
 
 import random
 from collections import deque
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, fields, replace
 from statistics import median
 from time import perf_counter

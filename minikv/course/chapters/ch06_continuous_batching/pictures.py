@@ -6,8 +6,7 @@ filled_picture(comparison)                   # seats and blocks over time
 timeline_picture({"static": run, "continuous": other})   # the batch, seat by seat
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import replace
 from itertools import groupby
 from statistics import median

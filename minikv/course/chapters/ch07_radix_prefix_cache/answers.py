@@ -1,8 +1,7 @@
 """Chapter 07: a cache that finds blocks by chained hashes, what to keep of a turn, an attack."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Hashable, Iterator, Sequence as Seq
 from hashlib import sha256
 
 from minikv.blocks import BlockPool

@@ -1,8 +1,7 @@
 """A chat whose template leaves the model's reasoning out of the next prompt."""
 
 import random
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from typing import NamedTuple
 
 import minikv

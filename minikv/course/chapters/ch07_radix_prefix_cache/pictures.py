@@ -1,7 +1,6 @@
 """Pictures of chapter 07: how much sooner a hit answers, and what the clock tells an attacker."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from statistics import median
 
 from minikv.course.pictures.style import INK, PALETTE, Picture, new_axes

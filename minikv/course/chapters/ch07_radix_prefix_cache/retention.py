@@ -20,8 +20,7 @@ import math
 import random
 import sys
 from bisect import bisect
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from functools import partial
 from statistics import NormalDist, median
 from typing import NamedTuple

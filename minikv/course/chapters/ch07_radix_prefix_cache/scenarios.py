@@ -16,14 +16,7 @@ import minikv
 from minikv.course.chapters.ch04_paged_blocks import together
 from minikv.course.chapters.ch07_radix_prefix_cache import retention
 from minikv.course.chapters.ch07_radix_prefix_cache.append_only import two_turns
-from minikv.course.judge.checking import (
-    Wrong,
-    check,
-    runs_model,
-    same_as_oracle,
-    tinypy,
-    witness,
-)
+from minikv.course.judge.checking import Wrong, check, runs_model, same_as_oracle, tinypy, witness
 from minikv.course.judge.programs import at_most, under
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.course.judge.stand_ins import LoggingPool

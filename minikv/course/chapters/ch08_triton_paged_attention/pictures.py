@@ -7,8 +7,7 @@ A `Launch` is arithmetic: it says what the kernels do on any machine, without ru
 In the interpreter `watch` sees what they really load, and `Launch.agrees` compares the two.
 """
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -108,13 +108,11 @@ def compiles(exercise: str, call: Callable, num_products: int = 0) -> None:
                 )
             if kernel != "join_kernel" and result["dots"] < num_products:
                 raise Wrong(
-                    f"{kernel} has {result['dots']} `tl.dot`, expected {num_products}",
-                    *NO_DOT,
+                    f"{kernel} has {result['dots']} `tl.dot`, expected {num_products}", *NO_DOT
                 )
             if result["tf32"]:
                 raise Wrong(
-                    f"{kernel}: compiled for sm_90, a `tl.dot` rounds float32 to tf32",
-                    *TO_TF32,
+                    f"{kernel}: compiled for sm_90, a `tl.dot` rounds float32 to tf32", *TO_TF32
                 )
 
 

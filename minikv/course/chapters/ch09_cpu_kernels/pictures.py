@@ -4,8 +4,7 @@ walks = [walk("by head", answers, [kernel], q, kv, tables, lens)]   # what it re
 walks_widget(walks)                                                 # on the pool, over time
 """
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from types import ModuleType
 from typing import NamedTuple

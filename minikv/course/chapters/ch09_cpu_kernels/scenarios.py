@@ -47,12 +47,7 @@ from minikv.course.judge.checking import (
     tinypy,
     witness,
 )
-from minikv.course.judge.programs import (
-    advice,
-    at_most,
-    decoded,
-    line,
-)
+from minikv.course.judge.programs import advice, at_most, decoded, line
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.course.pictures.snapshot import counted
 
@@ -246,8 +241,7 @@ def as_compiled(exercise: str, *names: str):
                 code = compiled_code(getattr(mine, name))
                 if widens(code):
                     raise Wrong(
-                        f"{name}: a loop turns float32 into float64 before it adds",
-                        *IN_FLOAT64,
+                        f"{name}: a loop turns float32 into float64 before it adds", *IN_FLOAT64
                     )
 
         return run

@@ -4,7 +4,7 @@ OutlierFilm(block, channel=9).widget()    # a player: one channel grows, step by
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from matplotlib.figure import Figure
@@ -47,20 +47,15 @@ def rulers_picture(x: torch.Tensor, rulers: Mapping[str, torch.Tensor]) -> style
 
 
 class OutlierFilm:
-    """A block whose one channel grows by each of FACTORS, in 4 bits by token and by channel.
+    """A block (tokens, channels), one channel of which grows by each of FACTORS, in 4 bits by token
+    and by channel."""
 
-    `read(x, dim)` stores x (tokens, channels) and reads it back, as `int4_along` does.
-    """
-
-    def __init__(
-        self, block: torch.Tensor, channel: int,
-        read: Callable[[torch.Tensor, int], torch.Tensor] = int4_along,
-    ):  # fmt: skip
+    def __init__(self, block: torch.Tensor, channel: int):
         self.channel, self.steps = channel, []
         for factor in FACTORS:
             x = block.clone()
             x[:, channel] *= factor
-            self.steps.append((x, read(x, -1), read(x, -2)))
+            self.steps.append((x, int4_along(x, -1), int4_along(x, -2)))
 
     def errors(self, step: int) -> tuple[float, float]:
         """Root mean square of the other channels' errors, by token and by channel."""

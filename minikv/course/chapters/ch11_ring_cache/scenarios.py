@@ -8,11 +8,7 @@ from typing import Any
 import torch
 
 import minikv
-from minikv.course.chapters.ch11_ring_cache.given import (
-    filled,
-    layout_of,
-    ring_on,
-)
+from minikv.course.chapters.ch11_ring_cache.given import filled, layout_of, ring_on
 from minikv.course.judge.checking import (
     in_place_of,
     plain,

@@ -12,6 +12,7 @@ from minikv.course.workloads.running_table import Run, run_on
 from minikv.engine import Engine
 from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams
+from minikv.tiers import load_session, save_session
 
 IDEA = "what is evicted goes one tier down, and a conversation outlives its process"
 SETTINGS: dict[str, Any] = dict(num_blocks=64, attention="torch", kv_groups="one")  # as other rungs
@@ -29,10 +30,10 @@ def run_from_session(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) 
     """The prompt comes from a session file that another engine has saved."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "session"
-        Engine(lm, EngineConfig(**SETTINGS)).save_session(prompt_ids, path)
+        save_session(Engine(lm, EngineConfig(**SETTINGS)), prompt_ids, path)
         engine = Engine(lm, EngineConfig(**SETTINGS))
         started = perf_counter()
-        engine.load_session(path)
+        load_session(engine, path)
         loaded = perf_counter() - started
     run = run_on(engine, prompt_ids, max_tokens)
     return replace(run, seconds=loaded + run.seconds)

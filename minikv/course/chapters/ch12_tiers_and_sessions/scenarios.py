@@ -21,6 +21,7 @@ from minikv.course.chapters.ch12_tiers_and_sessions.given import (
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
 from minikv.course.judge.programs import blocks_of, go_on, scramble, under
 from minikv.course.judge.scenarios import Group, Log, scenario
+from minikv.tiers import load_session, save_session
 from minikv.tiers.costs import Link, Prefill
 from minikv.tiers.identity import SessionError, checksum_of, shapes_of
 
@@ -440,10 +441,7 @@ PAIRS = {
         {"a": torch.tensor([2**24])},
         {"a": torch.tensor([2**24 + 1])},
     ),
-    "a tensor of another length, all empty": (
-        {"a": torch.zeros(0, 3)},
-        {"a": torch.zeros(0, 4)},
-    ),
+    "a tensor of another length, all empty": ({"a": torch.zeros(0, 3)}, {"a": torch.zeros(0, 4)}),
     "a number, against a list of one": ({"a": torch.tensor(1.5)}, {"a": torch.tensor([1.5])}),
     "NaN with other bits": (
         {"a": torch.tensor([0x7FC00000], dtype=torch.int32).view(torch.float32)},
@@ -706,9 +704,9 @@ def _(mine, lm: minikv.LanguageModel) -> str:
         stack.enter_context(in_place_of(f"{home}:check_session", mine.check_session))
         stack.enter_context(in_place_of("minikv.tiers.identity:add_tensors", mine.add_tensors))
         path = Path(folder) / "chat"
-        saved = small_engine(lm).save_session(prompt, path)
+        saved = save_session(small_engine(lm), prompt, path)
         engine = small_engine(lm)
-        token_ids = engine.load_session(path)
+        token_ids = load_session(engine, path)
         params = minikv.SamplingParams(max_tokens=8, ignore_eos=True)
         [output] = engine.generate([token_ids], params)
         rest = [file.name for file in path.parent.iterdir()]

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from minikv.course.chapters.ch07_radix_prefix_cache.hit_rate import Ids
+from minikv.course.chapters.ch07_radix_prefix_cache.block_ids import Ids
 
 Lru = OrderedDict[int, None]  # ids, the least recently used first
 

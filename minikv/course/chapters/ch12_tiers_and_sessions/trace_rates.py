@@ -4,7 +4,7 @@
 github.com/kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl.
 """
 
-from minikv.course.chapters.ch07_radix_prefix_cache.hit_rate import ids_of_trace
+from minikv.course.chapters.ch07_radix_prefix_cache.block_ids import ids_of_trace
 from minikv.course.chapters.ch12_tiers_and_sessions.tier_rates import (
     TierRates,
     WriteBack,

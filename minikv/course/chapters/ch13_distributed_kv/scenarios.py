@@ -9,11 +9,7 @@ from types import SimpleNamespace
 
 import minikv
 from minikv.course.chapters.ch12_tiers_and_sessions.given import prefixes
-from minikv.course.chapters.ch13_distributed_kv.given import (
-    Clock,
-    calls_to_the_dead,
-    in_process,
-)
+from minikv.course.chapters.ch13_distributed_kv.given import Clock, calls_to_the_dead, in_process
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
 from minikv.course.judge.programs import blocks_of, go_on, under
 from minikv.course.judge.scenarios import Group, Log, scenario

@@ -42,16 +42,6 @@ def tree_logits(
     return lm.transformer.logits(hidden)
 
 
-def right_path(tokens: Sequence[int], parents: Sequence[int], own: Sequence[int]) -> list[int]:
-    """The rows that are kept: from row 0 on, always the draft that equals what the target draws
-    after the row before, `own`."""
-    path = [0]
-    for row, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-        if parent == path[-1] and token == own[parent]:
-            path.append(row)
-    return path
-
-
 def keep_path(cache: PreallocatedCache, path: Sequence[int]) -> None:
     """Move K and V of the kept rows together. What else the tree wrote is overwritten later."""
     start, end = cache.num_tokens, cache.num_tokens + len(path)

@@ -9,8 +9,7 @@ of one number, because nobody reads them. Blocks of K and V are never evicted, s
 and V the cache has is computed again only for want of a copy of the state.
 """
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
