@@ -47,8 +47,8 @@ class EngineConfig:
         the disk; needs `host_blocks`. See `minikv.cluster.shared_store`.
     write_through: copy blocks to the host and the disk as soon as they are full, not when evicted.
     attention: the backend. "auto" is the fastest that works: "triton" on CUDA, "cpu" (compiled
-        by Numba) for float32 on a CPU, else "torch", which runs on every device. "triton" also
-        runs in Triton's interpreter, which is slow and for learning. A backend of your own is
+        by Numba) for float32 and bfloat16 on a CPU, else "torch", which runs anywhere. "triton"
+        also runs in Triton's interpreter, which is slow and for learning. A backend of your own is
         an argument of Engine.
     kv_dtype: how K and V are stored: "auto" (as the model computes them), "float16", "bfloat16",
         "int8", "int4" or "fp8". See `minikv.quant`.

@@ -50,7 +50,7 @@ class Runner:
         if config.batch_invariant:
             if attention.one_kernel is None:
                 name = type(attention).__name__
-                raise ValueError(f"batch_invariant: only attention 'cpu' on float32, not {name}")
+                raise ValueError(f"batch_invariant: only attention 'cpu', not {name}")
             attention.one_kernel = True
         longest = min(lm.config.max_context, config.num_blocks * config.block_size)  # tokens
         max_blocks = blocks_for(longest, config.block_size)

@@ -1,4 +1,4 @@
-"""For models in float32 on a CPU: the engine's step, compiled for this machine by Numba.
+"""For models in float32 or bfloat16 on a CPU: the engine's step, compiled here by Numba.
 
 Importing it needs Numba, so `minikv.machine` does that only for an engine that can use it.
 """

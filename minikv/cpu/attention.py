@@ -10,7 +10,7 @@ from minikv.backend import AttentionBackend, Computed
 from minikv.batch import Batch
 from minikv.config import ModelConfig
 from minikv.cpu import kernels
-from minikv.cpu.step import Crowd, Program, can_compile, on_one_thread, room_for
+from minikv.cpu.step import Crowd, Program, can_compile, on_one_thread, plain, room_for
 from minikv.model import Attend, Transformer
 from minikv.paged import KVStore
 
@@ -53,9 +53,8 @@ class CpuAttention(CompiledSteps):
 
     def __init__(self, config: ModelConfig, store: KVStore):
         self.config, self.store = config, store
-        self.blocks = [layer.numpy() for layer in store.blocks]
-        self.slots = [layer.numpy() for layer in store.slots]
-        self.compile_over(store.blocks.numpy(), kernels.attend_layer)
+        self.blocks, self.slots = plain(store.blocks), plain(store.slots)
+        self.compile_over(self.blocks, kernels.attend_layer)
 
     def bind(self, batch: Batch) -> Attend:
         """The `attend` of this batch, for a transformer that is not the usual one."""
@@ -67,11 +66,10 @@ class CpuAttention(CompiledSteps):
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             kv, window = self.blocks[layer], self.config.windows[layer] or 0
             out = torch.empty(q.shape)  # (T, H, D)
-            queries, found = q.contiguous().numpy(), out.numpy()
-            write = k.contiguous().numpy(), v.contiguous().numpy()
+            found, (queries, *write) = out.numpy(), (plain(one.float()) for one in (q, k, v))
             kernels.write_cache(*write, slots, self.slots[layer])
             items, border = num_seqs * kv_heads, decodes * kv_heads
             kernels.attend(queries, kv, tables, lens, starts, window, found, 0, items, border)
-            return out
+            return out.to(q.dtype)
 
         return attend

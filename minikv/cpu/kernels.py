@@ -5,7 +5,8 @@ of `minikv.model`. Each kernel fills memory that it is given and does not hold P
 (`nogil`), so threads can run parts of it side by side: `first` and `last` say which part, and no
 two parts write to the same element.
 
-All arrays are float32 or int64, and contiguous. T tokens, S sequences, H query heads, K KV heads,
+All arrays are float32 or int64, and contiguous; weights, K and V may be bfloat16, as uint16, which
+is the upper half of a float32. T tokens, S sequences, H query heads, K KV heads,
 G = H / K query heads per KV head, D the head dim, N and I and O any number of channels.
 """
 
@@ -21,7 +22,18 @@ from numba.extending import overload
 from minikv.cpu.addresses import call, unpacked
 from minikv.cpu.atomics import atomic_add, atomic_load, atomic_store, atomic_swap, give_way
 from minikv.cpu.compiler import INLINE, apart, inline, keep, kernel, part
-from minikv.cpu.tiles import HEADS, KEYS, LANES, PANELS, ROWS, add_rows, ask_for, dot_rows, tile
+from minikv.cpu.tiles import (
+    HEADS,
+    KEYS,
+    LANES,
+    PANELS,
+    ROWS,
+    add_rows,
+    ask_for,
+    dot_rows,
+    rows_of,
+    tile,
+)
 
 zero, one = np.float32(0), np.float32(1)  # a bare 0.0 is a double, and so is every sum with it
 # A bare 0, True or False as an argument has another type, for which a kernel would be compiled
@@ -51,20 +63,21 @@ def matmul(x, panels, out, to, add, first, last):
     """out[:, to + first : to + last] = x times the weight's outputs first to last, added to what
     is there if `add`.
 
-    x (T, I), panels (O / LANES, I, LANES) (see `tiles`), out (T, any). `first` is a multiple of
+    x (T, I), panels (O / LANES, I, LANES) or two inputs in a word (see `tiles`), out (T, any).
+    `first` is a multiple of
     UNIT, and so is `last`, unless it is the end.
 
     A panel stays in the first cache while up to CACHED rows of x, which stay in the second, are
     multiplied by it. So the weight comes from memory once for that many rows. The rows are cut
-    evenly: 16 become 8 and 8, not 12 and 4. Each tile of them asks for one of the next panels, so
+    evenly: 16 become 8 and 8, not 12 and 4. Each tile of them asks for some of the next panels, so
     that the memory is at work while all but the first compute.
     """
-    sums = np.empty((ROWS, UNIT), np.float32)
+    sums, most = np.empty((ROWS, UNIT), np.float32), rows_of(panels)
     for begin in range(0, len(x), CACHED):
         end = min(begin + CACHED, len(x))
         for o in range(first, last, UNIT):
             width = min(UNIT, last - o)
-            row, num_tiles = begin, (end - begin + ROWS - 1) // ROWS
+            row, num_tiles = begin, (end - begin + most - 1) // most
             soon = o // LANES + PANELS if o + UNIT < last else o // LANES
             while row < end:
                 count = (end - row + num_tiles - 1) // num_tiles
@@ -127,12 +140,10 @@ def write_cache(k, v, slots, kv):
 
     kv (num_slots, 2, K, D) of one layer.
     """
-    num_tokens, kv_heads, head_dim = k.shape
-    for t in range(num_tokens):
-        for head in range(kv_heads):
-            for i in range(head_dim):
-                kv[slots[t], 0, head, i] = k[t, head, i]
-                kv[slots[t], 1, head, i] = v[t, head, i]
+    for t in range(len(k)):
+        for head in range(k.shape[1]):
+            write_row(k[t, head], kv[slots[t], 0, head])
+            write_row(v[t, head], kv[slots[t], 1, head])
 
 
 @inline
@@ -263,8 +274,8 @@ def _lay_out(kv, table, kv_head, begin, first, last, keys, values):
         block, slot = table[position // block_size], position % block_size
         k, v, key = kv[block, slot, 0, kv_head], kv[block, slot, 1, kv_head], keys[t // LANES]
         for d in range(head_dim):
-            key[d, t % LANES] = k[d]
-            values[d // LANES, t, d % LANES] = v[d]
+            key[d, t % LANES] = widen(k[d])
+            values[d // LANES, t, d % LANES] = widen(v[d])
     values[:, last:] = zero
 
 
@@ -391,9 +402,59 @@ def exp(x):
     return p * np.int32((np.int32(n) + 127) << 23).view(np.float32)
 
 
+# ── Numbers of 16 bits ────────────────────────────────────────────────────────
+
+
+def widen(number):
+    """The float32 whose upper 16 bits these are; a float32 as it is."""
+    raise NotImplementedError  # compiled code has one of the functions below in its place
+
+
+def write_row(values, row):
+    """Copy float32 values (N,) to a row (N,) of float32, or to the nearest bfloat16, as uint16."""
+    raise NotImplementedError
+
+
+@overload(widen, jit_options=INLINE)
+def _widen(number):
+    return _as_it_is if number == types.float32 else _upper_half
+
+
+@overload(write_row, jit_options=INLINE, strict=False)
+def _write_row(values, row):
+    return _round if row.dtype == types.uint16 else _copy
+
+
+def _as_it_is(number):
+    return number
+
+
+def _upper_half(number):
+    return np.uint32(np.uint32(number) << np.uint32(16)).view(np.float32)
+
+
+def _copy(values, row):
+    for i in range(len(row)):
+        row[i] = values[i]
+
+
+def _round(values, row):
+    """Halves to the even one."""
+    for i in range(len(row)):
+        x = values[i]
+        bits = bits_of(x)
+        nearest = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+        row[i] = np.uint16(nearest >> np.uint32(16)) if x == x else np.uint16(0x7FC0)
+
+
+@part
+def bits_of(x):
+    return np.float32(x).view(np.uint32)
+
+
 # ── K and V ───────────────────────────────────────────────────────────────────
 #
-# Float32 in one array is one way to keep them, and `minikv.quant` has others. The kernels use only
+# One array is one way to keep them, and `minikv.quant` has others. The kernels use only
 # these functions, and the compiler picks their bodies by the type of `kv`.
 
 
@@ -453,8 +514,7 @@ def _write_floats(kv, qkv, slots, kv_head, first, last):
     for t in range(first, last):
         for i in range(2):
             source, target = qkv[t, keys + i * kv_heads + kv_head], by_slot[slots[t], i, kv_head]
-            for d in range(head_dim):
-                target[d] = source[d]
+            write_row(source, target)
 
 
 def _dot_floats(q, head, num_heads, kv, place, scores, to):
@@ -470,7 +530,7 @@ def _dot_floats(q, head, num_heads, kv, place, scores, to):
         for t in range(lo, hi):
             key, score = kv[block_id, t, 0, kv_head], zero
             for d in range(q.shape[1]):
-                score += q[h, d] * key[d]
+                score += q[h, d] * widen(key[d])
             scores[h, to + t - lo] = score
 
 
@@ -487,7 +547,7 @@ def _add_floats(weights, at, head, num_heads, kv, place, acc):
         for t in range(lo, hi):
             value, weight = kv[block_id, t, 1, kv_head], weights[h, at + t - lo]
             for d in range(acc.shape[1]):
-                acc[h, d] += weight * value[d]
+                acc[h, d] += weight * widen(value[d])
 
 
 def _prefetch_floats(kv, i, block_id, kv_head):
@@ -530,13 +590,10 @@ def attend_layer(
 
 class Weights(NamedTuple):
     """The weights of a transformer with L layers, one array for all layers. A bias or a norm that
-    the model does not have is an array without rows: (0, …).
-
-    The weights of the layers' RMSNorm are not here. `qkv` and `gate_up` are multiplied by them,
-    channel by channel: whether x or the matrix is scaled makes no difference to their product.
-    """
+    the model does not have is an array without rows: (0, …). Matrices may be bfloat16."""
 
     embedding: np.ndarray  # (V, hidden)
+    norms: np.ndarray  # (2 L + 1, hidden): two of each layer, and the last one
     qkv: np.ndarray  # (L, (H + 2 K) * D, hidden), in panels: (L, outputs / LANES, hidden, LANES)
     qkv_bias: np.ndarray  # (L or 0, (H + 2 K) * D)
     q_norm: np.ndarray  # (L or 0, D)
@@ -547,7 +604,6 @@ class Weights(NamedTuple):
     gate_up_bias: np.ndarray  # (L or 0, 2 * intermediate)
     down: np.ndarray  # (L, hidden, intermediate), in panels
     down_bias: np.ndarray  # (L or 0, hidden)
-    norm: np.ndarray  # (hidden,)
     head: np.ndarray  # (V, hidden), in panels
     rope: np.ndarray  # (P, 2, D), or (0, 2, D): who writes K turns them, too
     windows: np.ndarray  # (L,), 0 for none
@@ -570,6 +626,7 @@ class Buffers(NamedTuple):
     attend: int
     kv_heads: int
     x: np.ndarray  # (T, hidden)
+    normed: np.ndarray  # (T, hidden): x times the weight of the next RMSNorm
     squares: np.ndarray  # (hidden / UNIT, T): the sum of x^2, of UNIT channels each
     scale: np.ndarray  # (T,): what RMSNorm multiplies a row of x by
     qkv: np.ndarray  # (T, (H + 2 K) * D)
@@ -662,8 +719,8 @@ def _prepare(w, b, part):
         for t in range(num_tokens):
             x, row = b.x[t], w.embedding[b.token_ids[t]]
             for i in range(size):
-                x[i] = row[i]
-        sum_squares(b.x[:num_tokens], START, size, b.squares)
+                x[i] = widen(row[i])
+        begin_norm(b.x[:num_tokens], w.norms[0], START, size, b.squares, b.normed)
     if phase in (QKV, GATE_UP):
         for t in range(num_tokens):
             total = zero
@@ -676,9 +733,9 @@ def _prepare(w, b, part):
             _keep_last(b)
     if layer == len(w.qkv):
         for row in range(b.shared[SEQS]):
-            hidden, x, scale = b.hidden[row], b.x[row], b.scale[row]
+            hidden, normed, scale = b.hidden[row], b.normed[row], b.scale[row]
             for i in range(size):
-                hidden[i] = x[i] * scale * w.norm[i]
+                hidden[i] = normed[i] * scale
 
 
 @inline
@@ -710,7 +767,7 @@ def _compute(w, b, part, chunk, num_chunks):
         q, tables, out = b.heads, b.block_tables, b.heads_out
         call(b.attend, (b.kv, layer, q, tables, lens, starts, window, out, first, last, border))
         return
-    num_rows, x, out, bias = num_tokens, b.x, b.x, w.qkv_bias[:0]
+    num_rows, x, out, bias = num_tokens, b.normed, b.x, w.qkv_bias[:0]
     if layer == len(w.qkv):
         num_rows, x, weight, out = num_seqs, b.hidden, w.head, b.logits
     elif phase == QKV:
@@ -726,7 +783,8 @@ def _compute(w, b, part, chunk, num_chunks):
         first, last = _bounds(out.shape[1], chunk, num_chunks, UNIT)
         matmul(x, weight, out, START, ADD, first, last)
         _add(bias, out[:num_rows], first, last)
-        sum_squares(out[:num_rows], first, last, b.squares)
+        norm = w.norms[2 * layer + (1 if phase == OUT else 2)]
+        begin_norm(out[:num_rows], norm, first, last, b.squares, b.normed)
     elif layer == len(w.qkv):
         first, last = _bounds(out.shape[1], chunk, num_chunks, UNIT)
         matmul(x, weight, out, START, SET, first, last)
@@ -822,14 +880,17 @@ def _scale_rows(x, scale, first, last):
 
 
 @kernel
-def sum_squares(x, first, last, out):
-    """out[p, t] = the sum of squares of UNIT channels of row t of x, (T, N), from p * UNIT on, for
-    all pieces p from `first` to `last`. The pieces are the same however a phase is cut into chunks,
-    and so is the order of sums."""
+def begin_norm(x, weight, first, last, squares, normed):
+    """The part of RMSNorm that channels can do on their own, for the channels first to last of the
+    rows of x, (T, N): normed (T, N) is x times the weight (N,). squares[p, t] is the sum of squares
+    of UNIT channels of row t, from p * UNIT on. The pieces are the same however a phase is cut into
+    chunks, and so is the order of sums."""
     for begin in range(first, last, UNIT):
-        end, sums = min(begin + UNIT, last), out[begin // UNIT]
+        end, sums = min(begin + UNIT, last), squares[begin // UNIT]
+        factors = weight[begin:end]
         for t in range(len(x)):
-            values, total = x[t, begin:end], zero
+            values, scaled, total = x[t, begin:end], normed[t, begin:end], zero
             for i in range(end - begin):
                 total += values[i] * values[i]
+                scaled[i] = values[i] * factors[i]
             sums[t] = total

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from minikv.backend import Computed
 from minikv.batch import Batch
@@ -34,9 +35,9 @@ from minikv.cpu.kernels import (
     run_step,
     write_layer,
 )  # fmt: skip
-from minikv.cpu.tiles import in_panels
+from minikv.cpu.tiles import from_panels, in_panels
 from minikv.fast import FastLinear, FastRMSNorm
-from minikv.model import Linear, Transformer, mix, project
+from minikv.model import Linear, RMSNorm, Transformer, mix, project, rope_table
 from minikv.paged import KVStore
 
 log = logging.getLogger("minikv")
@@ -51,8 +52,9 @@ TURNS = 1_000_000  # of a waiting loop, to measure how long one takes
 def weights_of(transformer: Transformer) -> Weights:
     """The weights in the layout of the program: in panels, all layers of a kind in one array.
 
-    This is a second copy. The first, in the layout that oneDNN reads fastest, is for attention that
-    is computed layer by layer. Engines that serve the same model share both.
+    In float32 this is a second copy. The first, in the layout that oneDNN reads fastest, is for
+    attention that is computed layer by layer. In bfloat16 the transformer's own products read the
+    panels from now on, and the first copy goes. Engines that serve the same model share them.
     """
     if transformer not in _weights:
         _weights[transformer] = _copy_weights(transformer)
@@ -74,33 +76,68 @@ def _copy_weights(transformer: Transformer) -> Weights:
         return stack(norm_weight(op) for op in ops if op is not None)
 
     products = {}
-    for name, norm in (("qkv", "norm_1"), ("out", ""), ("gate_up", "norm_2"), ("down", "")):
-        ops: Any = [getattr(layer, name) for layer in layers]
-        weights = [plain(op.weight) for op in ops]
-        for i, layer in enumerate(layers if norm else []):
-            weights[i] = weights[i] * norm_weight(getattr(layer, norm))
-        halves = 2 if name == "gate_up" else 1
-        panels = [[in_panels(half) for half in np.split(weight, halves)] for weight in weights]
-        products[name] = np.stack(panels) if halves == 2 else np.concatenate(panels)
-        products[f"{name}_bias"] = stack(plain(op.bias) for op in ops if op.bias is not None)
+    for name in ("qkv", "out", "gate_up", "down"):
+        ops: list[Any] = [getattr(layer, name) for layer in layers]
+        biases = [op.bias.float() for op in ops if op.bias is not None]
+        panels = np.empty(0)
+        for i, layer in enumerate(layers):  # one by one, for there may not be room for all twice
+            parts = np.split(plain(ops[i].weight), 2 if name == "gate_up" else 1)
+            found = np.stack([in_panels(one) for one in parts])
+            panels = panels if i else np.empty((len(layers), *found.shape), found.dtype)
+            panels[i] = found
+            if found.dtype == np.uint32:
+                ops[i] = InPanels(panels[i], len(parts) * len(parts[0]), ops[i].bias)
+                setattr(layer, name, ops[i])
+        products[name] = panels if name == "gate_up" else panels[:, 0]
+        products[f"{name}_bias"] = stack(map(plain, biases))
+    head = in_panels(plain(transformer.head.weight))
+    if head.dtype == np.uint32:
+        vars(transformer)["head"] = InPanels(head[None], config.vocab_size, None)
+    all_norms = [norm for layer in layers for norm in (layer.norm_1, layer.norm_2)]
+    rope = transformer.rope_table
+    if rope.dtype != torch.float32:
+        rope = rope_table(config)  # not rounded to 16 bits
     return Weights(
         embedding=plain(transformer.embedding),
-        norm=norm_weight(transformer.norm), head=in_panels(plain(transformer.head.weight)),
+        norms=stack(map(norm_weight, [*all_norms, transformer.norm])), head=head,
         q_norm=norms("q_norm"), k_norm=norms("k_norm"),
-        rope=plain(transformer.rope_table),
+        rope=plain(rope),
         windows=np.array([window or 0 for window in config.windows]),
         eps=np.float32(config.rms_norm_eps),
         **products,
     )  # fmt: skip
 
 
+class InPanels:
+    """`Linear` on a weight in bfloat16 that lies in panels alone. It is laid out row by row for
+    each call: for what is computed layer by layer beside a program, now and then."""
+
+    def __init__(self, panels: np.ndarray, num_outputs: int, bias: torch.Tensor | None):
+        """panels (1 or 2, any, inputs / 2, LANES): those of all outputs, or of each half."""
+        self.panels, self.num_outputs, self.bias = panels, num_outputs, bias
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """(outputs, inputs) bfloat16, a copy."""
+        size = self.num_outputs // len(self.panels)
+        rows = np.concatenate([from_panels(one)[:size] for one in self.panels])
+        return torch.from_numpy(rows).view(torch.bfloat16)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x (T, inputs) -> (T, outputs)."""
+        return F.linear(x, self.weight, self.bias)
+
+
 def plain(tensor: torch.Tensor) -> np.ndarray:
-    """A weight row by row, whatever layout oneDNN gave it."""
-    return (tensor.to_dense() if tensor.is_mkldnn else tensor).contiguous().numpy()
+    """A tensor row by row, whatever layout oneDNN gave it; bfloat16, which NumPy does not have, as
+    uint16."""
+    rows = (tensor.to_dense() if tensor.is_mkldnn else tensor).contiguous()
+    return (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy()
 
 
 def norm_weight(norm: Any) -> np.ndarray:
-    return plain(norm.weight / len(norm.weight) ** 0.5)  # `FastRMSNorm` has the root in it
+    root = len(norm.weight) ** 0.5 if isinstance(norm, FastRMSNorm) else 1  # it has that in it
+    return plain(norm.weight / root)
 
 
 def compile_for(weights: Weights, buffers: Buffers, kv: Any, attend: Any, write: Any) -> Buffers:
@@ -122,8 +159,14 @@ def compile_for(weights: Weights, buffers: Buffers, kv: Any, attend: Any, write:
 
 def can_compile(transformer: Transformer) -> bool:
     """Whether its layers are computed as `minikv.model` has it, in the forms for a CPU."""
-    ops = [(layer.norm_1, layer.qkv) for layer in transformer.layers]
-    usual = all(type(n) is FastRMSNorm and type(p) in (FastLinear, Linear) for n, p in ops)
+    ops = [(type(layer.norm_1), type(layer.qkv)) for layer in transformer.layers]
+    norm: type = FastRMSNorm
+    products: type = FastLinear
+    if transformer.dtype == torch.bfloat16:
+        norm, products, c = RMSNorm, InPanels, transformer.config
+        if c.hidden_size % 2 or c.intermediate_size % 2:  # inputs lie in pairs
+            return False
+    usual = all(n is norm and p in (products, Linear) for n, p in ops)
     return usual and (transformer.project, transformer.mix) == (project, mix)
 
 
@@ -220,7 +263,7 @@ class Program:
             query_start=whole(seqs + 1), context_lens=whole(seqs),
             block_tables=whole(seqs, max_blocks),
             kv=packed(kv), write=0, attend=0, kv_heads=c.num_kv_heads,
-            x=floats(rows, c.hidden_size), scale=floats(rows),
+            x=floats(rows, c.hidden_size), normed=floats(rows, c.hidden_size), scale=floats(rows),
             squares=floats(-(-c.hidden_size // UNIT), rows),
             qkv=qkv.reshape(rows, -1), heads=qkv, attended=out.reshape(rows, -1), heads_out=out,
             gate_up=floats(rows, 2 * c.intermediate_size),

@@ -15,7 +15,9 @@ end:
 
     weight (O, I)  ->  panels (O / 16, I, 16)
 
-Keys and values may be codes: what is read 16 at a time is turned into floats in registers.
+Weights may be bfloat16, the upper half of a float. Two inputs then share a word of 32 bits, so that
+a load gives 32 of them, and one operation turns 16 into floats. Keys and values may be codes: what
+is read 16 at a time is turned into floats in registers.
 """
 
 from collections.abc import Callable
@@ -26,13 +28,14 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 LANES = 16
 # The largest tiles whose sums and operands fit the processor's registers: AVX-512 has 32 registers
 # of 16 numbers, others have at least 16 of 8, or 32 of 4.
 HAS_AVX512 = "+avx512f" in cpu_target.target_context.codegen()._tm_features
 ROWS, PANELS = (12, 2) if HAS_AVX512 else (6, 1)
+PAIRED_ROWS = 8 if HAS_AVX512 else 4  # if two inputs share a word: both numbers of x are operands
 KEYS, HEADS = (8, 2) if HAS_AVX512 else (4, 1)
 
 INDEX, SHORT = ir.IntType(64), ir.IntType(32)
@@ -40,45 +43,72 @@ VECTOR = ir.VectorType(ir.FloatType(), LANES)
 
 
 def in_panels(weight: np.ndarray) -> np.ndarray:
-    """weight (O, I) -> (panels, I, LANES), the last panels filled up with zeros."""
-    outputs, inputs = weight.shape
-    panels = np.zeros((-(-outputs // (PANELS * LANES)) * PANELS * LANES, inputs), np.float32)
-    panels[:outputs] = weight
-    return np.ascontiguousarray(panels.reshape(-1, LANES, inputs).transpose(0, 2, 1))
+    """weight (O, I) float32 -> (panels, I, LANES), the last panels filled up with zeros. Or that of
+    bfloat16, uint16, -> (panels, I / 2, LANES) uint32: input 2 i is in the lower halves."""
+    if weight.dtype == np.uint16:
+        weight = np.ascontiguousarray(weight).view(np.uint32)
+    if rest := -len(weight) % (PANELS * LANES):
+        weight = np.pad(weight, ((0, rest), (0, 0)))
+    return np.ascontiguousarray(weight.reshape(-1, LANES, weight.shape[1]).transpose(0, 2, 1))
+
+
+def from_panels(panels: np.ndarray) -> np.ndarray:
+    """What `in_panels` laid out, with the zeros at the end."""
+    weight = np.ascontiguousarray(panels.transpose(0, 2, 1)).reshape(-1, panels.shape[1])
+    return weight.view(np.uint16) if panels.dtype == np.uint32 else weight
+
+
+def rows_of(panels):
+    """How many rows `tile` takes at most."""
+    raise NotImplementedError  # compiled code has a number in its place
+
+
+@overload(rows_of)
+def _rows_of(panels):
+    count = PAIRED_ROWS if panels.dtype == types.uint32 else ROWS
+    return lambda panels: count
 
 
 @intrinsic
 def tile(typing, x, row, num_rows, panels, panel, soon, out):
     """out[:num_rows] = x[row : row + num_rows] times PANELS panels, from number `panel` on.
-    Meanwhile it asks for panel number `soon`.
+    Meanwhile it asks for panel number `soon`, and if there are few rows for all PANELS from there.
 
-    x (T, I), panels (any, I, LANES), out (ROWS, PANELS * LANES); num_rows is 1 to ROWS.
+    x (T, I), panels (any, I, LANES) or with two inputs in a word (see `in_panels`), out (ROWS,
+    PANELS * LANES); num_rows is 1 to `rows_of(panels)`.
     """
 
     def generate(context, builder, signature, args):
         x, panels, out = (_array(context, builder, signature, args, i) for i in (0, 3, 6))
-        size = _shape(builder, x)[1]
+        size, length = _shape(builder, x)[1], _shape(builder, panels)[1]
         x_at = _move(builder, x.data, args[1], size)
-        soon_at = _move(builder, panels.data, args[5], INDEX(LANES), size)
-        panel_at = _move(builder, panels.data, args[4], INDEX(LANES), size)
+
+        def panels_at(number) -> list:
+            first = _move(builder, panels.data, number, INDEX(LANES), length)
+            return [_move(builder, first, INDEX(p * LANES), length) for p in range(PANELS)]
+
+        inputs = 2 if signature.args[3].dtype == types.uint32 else 1  # in a word
 
         def multiply(rows: int) -> None:
             row_at = [_move(builder, x_at, INDEX(row), size) for row in range(rows)]
-            begins = [_move(builder, panel_at, INDEX(p * LANES), size) for p in range(PANELS)]
+            begins, soon = panels_at(args[4]), panels_at(args[5])
             sums = [[_empty_sum(builder) for _ in begins] for _ in row_at]
-            with cgutils.for_range(builder, size) as loop:
-                _ask(builder, _move(builder, soon_at, loop.index, INDEX(LANES)))
-                weights = [
-                    _load(builder, _move(builder, at, loop.index, INDEX(LANES))) for at in begins
-                ]
-                for at, of_row in zip(row_at, sums, strict=True):
-                    value = _in_all_lanes(builder, _move(builder, at, loop.index))
-                    for weight, one in zip(weights, of_row, strict=True):
-                        _add(builder, one, value, weight)
+            with cgutils.for_range(builder, length) as loop:
+                for at in soon[: PANELS if rows <= PAIRED_ROWS else 1]:
+                    _ask(builder, _move(builder, at, loop.index, INDEX(LANES)))
+                places = [_move(builder, at, loop.index, INDEX(LANES)) for at in begins]
+                words = [_load(builder, at, at.type.pointee) for at in places]
+                for i in range(inputs):
+                    weights = [_half(builder, one, i) if inputs > 1 else one for one in words]
+                    place = builder.add(builder.mul(loop.index, INDEX(inputs)), INDEX(i))
+                    for at, of_row in zip(row_at, sums, strict=True):
+                        value = _in_all_lanes(builder, _move(builder, at, place))
+                        for weight, one in zip(weights, of_row, strict=True):
+                            _add(builder, one, value, weight)
             for i, one in enumerate(one for of_row in sums for one in of_row):
                 _store(builder, builder.load(one), _move(builder, out.data, INDEX(i * LANES)))
 
-        _choose(builder, args[2], range(1, ROWS + 1), multiply)
+        _choose(builder, args[2], range(1, (ROWS if inputs == 1 else PAIRED_ROWS) + 1), multiply)
         return context.get_dummy_value()
 
     number = types.int64
@@ -329,6 +359,16 @@ def _load(builder, address, kind=None):
     vector = builder.load(builder.bitcast(address, kind.as_pointer()))
     vector.align = 1
     return vector
+
+
+def _half(builder, words, i: int):
+    """The floats whose upper halves are the lower (i = 0) or upper halves of 16 words."""
+    kind = words.type
+    if i == 0:
+        bits = builder.shl(words, kind([16] * LANES))
+    else:
+        bits = builder.and_(words, kind([0xFFFF0000] * LANES))
+    return builder.bitcast(bits, VECTOR)
 
 
 def _store(builder, vector, address) -> None:

@@ -13,6 +13,7 @@ from minikv.cpu import (
     attend,
     dims_of,
     layer_of,
+    plain,
     unpacked,
     write_new,
 )  # fmt: skip
@@ -43,7 +44,7 @@ class CompiledGroups(CompiledSteps, GroupedAttention):
         GroupedAttention.__init__(self, CpuAttention, config, store)
         places = np.array([self.place[layer] for layer in range(config.num_layers)])
         group, place = np.ascontiguousarray(places.T)
-        kv = GroupedKV(self.store.blocks.numpy(), self.store.part_of, group, place)
+        kv = GroupedKV(plain(self.store.blocks), self.store.part_of, group, place)
         self.compile_over(kv, _attend)
 
 

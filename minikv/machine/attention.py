@@ -14,6 +14,8 @@ from minikv.paged import KVStore
 
 log = logging.getLogger("minikv")
 
+COMPILED = torch.float32, torch.bfloat16  # what kernels for a CPU compute
+
 
 def backend_of(config: EngineConfig, kind: str) -> MakeBackend:
     """The backend that `config.attention` names, for K and V of a kind."""
@@ -22,12 +24,12 @@ def backend_of(config: EngineConfig, kind: str) -> MakeBackend:
 
 
 def automatic(kind: str, config: ModelConfig, store: KVStore) -> AttentionBackend:
-    """Triton on CUDA, compiled kernels on a CPU in float32, otherwise PyTorch. If a faster one was
-    to be expected, one line in the log says why it is not used."""
+    """Triton on CUDA, compiled kernels on a CPU in float32 or bfloat16, otherwise PyTorch. If a
+    faster one was to be expected, one line in the log says why it is not used."""
     try:
         if store.device.type == "cuda":
             return triton(kind, config, store)
-        if kind == "codes" or (store.device.type == "cpu" and store.dtype == torch.float32):
+        if kind == "codes" or (store.device.type == "cpu" and store.dtype in COMPILED):
             return compiled(kind, config, store)
     except (ImportError, ValueError) as error:
         say_once(f"attention is PyTorch's, which is slower: {error}")
@@ -54,12 +56,12 @@ def triton(kind: str, config: ModelConfig, store: KVStore) -> AttentionBackend:
 
 
 def compiled(kind: str, config: ModelConfig, store: KVStore) -> AttentionBackend:
-    """Raises ValueError, saying what to do, unless the model is in float32 on a CPU and Numba
-    works."""
-    if store.device.type != "cpu" or store.dtype != torch.float32:
+    """Raises ValueError, saying what to do, unless the model is in float32 or bfloat16 on a CPU and
+    Numba works."""
+    if store.device.type != "cpu" or store.dtype not in COMPILED:
         raise ValueError(
-            f"attention: 'cpu' computes float32 on a CPU, and the model is {store.dtype} on "
-            f"{store.device}; leave attention at 'auto'"
+            f"attention: 'cpu' computes float32 and bfloat16 on a CPU, and the model is "
+            f"{store.dtype} on {store.device}; leave attention at 'auto'"
         )
     if problem := numba_problem():
         raise ValueError(

@@ -4,6 +4,8 @@
 first, then `store`, `attention` and `oracle`.
 """
 
+import torch
+
 from minikv.backend import AttentionBackend
 from minikv.config import ModelConfig
 from minikv.paged import KVStore
@@ -23,8 +25,13 @@ __all__ = [
 
 def compiled_attention(config: ModelConfig, store: KVStore) -> AttentionBackend:
     """Over codes, compiled for the CPU. Raises ValueError for a format that the kernels do not
-    read, and ImportError without Numba."""
+    read, or not beside a model in bfloat16, and ImportError without Numba."""
     name = require_quantised(store).format.name
+    if require_quantised(store).open is not None and store.dtype != torch.float32:
+        raise ValueError(
+            f"kv_dtype: the compiled kernels read {name!r} for models in float32 only, and this "
+            f"one is {store.dtype}; use 'int8', or attention='torch'"
+        )
     if name not in COMPILED:
         raise ValueError(
             f"kv_dtype: the compiled kernels read {', '.join(COMPILED)}, was {name!r}; use "

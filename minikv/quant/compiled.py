@@ -9,7 +9,7 @@ import torch
 from minikv.backend import AttentionBackend, Computed
 from minikv.batch import Batch
 from minikv.config import ModelConfig
-from minikv.cpu import LANES, Crowd, Program, can_compile, on_one_thread, room_for
+from minikv.cpu import LANES, Crowd, Program, can_compile, on_one_thread, plain, room_for
 from minikv.model import Attend, Transformer
 from minikv.paged import KVStore
 from minikv.quant import kernels
@@ -25,7 +25,7 @@ class CompiledAttention(AttentionBackend):
     def __init__(self, config: ModelConfig, store: KVStore):
         self.config, self.store = config, require_quantised(store)
         kind = kernels.PARTS[self.store.format.name]
-        arrays = {name: as_array(part) for name, part in self.store.parts.items()}
+        arrays = {name: plain(part) for name, part in self.store.parts.items()}
         self.parts = [
             kind(**{name: layers[i] for name, layers in arrays.items()})
             for i in range(config.num_layers)
@@ -87,16 +87,11 @@ class CompiledAttention(AttentionBackend):
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             store.write(layer, write, k, v)
             out = torch.empty(q.shape)  # (T, H, D)
-            queries, new, found = q.contiguous().numpy(), k.contiguous().numpy(), out.numpy()
+            queries, new, found = plain(q.float()), plain(k.float()), out.numpy()
             keys = self.no_keys if open_keys is None else open_keys[layer]
             window = self.config.windows[layer] or 0
             rest = keys, own_rows, tables, lens, starts, window
             kernels.attend(queries, new, self.parts[layer], *rest, found, 0, num_items)
-            return out
+            return out.to(q.dtype)
 
         return attend
-
-
-def as_array(part: torch.Tensor) -> np.ndarray:
-    """A part as a NumPy array; bfloat16, which NumPy does not have, as uint16."""
-    return (part.view(torch.uint16) if part.dtype == torch.bfloat16 else part).numpy()

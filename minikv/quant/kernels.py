@@ -27,12 +27,15 @@ from minikv.cpu.kernels import (
     add_values,
     answer,
     attend_decode,
+    bits_of,
     dims_of,
     dot_keys,
     exp,
     layer_of,
     prefetch,
+    widen,
     write_new,
+    write_row,
     zero,
 )
 from minikv.cpu.tiles import HEADS, add_rows, ask_for, dot_rows
@@ -70,17 +73,6 @@ class OpenParts(NamedTuple):
 
 
 PARTS = {"bfloat16": BFloat16Parts, "int8": Int8Parts, "int4": Int4Parts}
-
-
-@part
-def widen(bits):
-    """The float32 whose upper 16 bits these are."""
-    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
-
-
-@kernel
-def bits_of(x):
-    return np.float32(x).view(np.uint32)
 
 
 def fetch(parts, block_id, head, lo, hi, block, raw):
@@ -293,15 +285,6 @@ def quantise_int8(x, codes):
 TINY_STEP = np.float32(TINY)
 
 
-@kernel
-def quantise_bfloat16(x, codes):
-    """The nearest bfloat16, halves to the even one."""
-    for d in range(len(x)):
-        bits = bits_of(x[d])
-        nearest = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
-        codes[d] = np.uint16(nearest >> np.uint32(16)) if x[d] == x[d] else np.uint16(0x7FC0)
-
-
 @keep
 @njit(nogil=True, error_model="numpy")
 def quantise_int4(x, codes):
@@ -371,8 +354,8 @@ def _write_bfloat16(kv, qkv, slots, kv_head, first, last):
     value = qkv.shape[1] - kv_heads + kv_head
     for t in range(first, last):
         at = slots[t] // size, kv_head, slots[t] % size
-        quantise_bfloat16(qkv[t, value - kv_heads], kv.k_codes[at])
-        quantise_bfloat16(qkv[t, value], kv.v_codes[at])
+        write_row(qkv[t, value - kv_heads], kv.k_codes[at])
+        write_row(qkv[t, value], kv.v_codes[at])
 
 
 def _write_int4(kv, qkv, slots, kv_head, first, last):

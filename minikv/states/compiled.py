@@ -66,8 +66,11 @@ class StateParts(NamedTuple):
 
 
 def compiled_decodes(attention: AttentionBackend, memory: StateMemory) -> AttentionBackend | None:
-    """What computes decodes beside this backend; None if that is none of compiled kernels."""
-    return CompiledStates(attention, memory) if type(attention) is CpuAttention else None
+    """What computes decodes beside this backend; None if that is none of compiled kernels, or the
+    model is in bfloat16."""
+    if type(attention) is not CpuAttention or memory.dtype != torch.float32:
+        return None
+    return CompiledStates(attention, memory)
 
 
 class CompiledStates(CompiledSteps):

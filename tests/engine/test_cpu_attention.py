@@ -34,7 +34,7 @@ pytest.importorskip("numba", reason="the engine runs without it, and this is abo
 import numba
 from numba import njit
 
-from minikv.cpu import attention, compiler, helpers, kernels, step as cpu_step, tiles
+from minikv.cpu import attention, compiler, helpers, kernels, plain, step as cpu_step, tiles
 from minikv.cpu.attention import CpuAttention
 from minikv.cpu.compiler import FASTMATH, kernel
 from minikv.cpu.tiles import in_panels
@@ -94,16 +94,21 @@ def test_attention_equals_the_oracle(lens, block_size, kv_heads, group, head_dim
 
 @given(
     rows=st.integers(0, 40), size=st.integers(1, 40), outputs=st.integers(1, 99),
-    to=st.integers(0, 3), add=st.booleans(),
+    to=st.integers(0, 3), add=st.booleans(), is_bfloat16=st.booleans(),
 )  # fmt: skip
-def test_matmul(rows, size, outputs, to, add):
+def test_matmul(rows, size, outputs, to, add, is_bfloat16):
     torch.manual_seed(0)
+    size *= 1 + is_bfloat16
     x, weight = torch.randn(rows, size), torch.randn(outputs, size)
+    panels = in_panels(weight.numpy())
+    if is_bfloat16:
+        panels, weight = in_panels(plain(weight.bfloat16())), weight.bfloat16().float()
+        assert panels.nbytes == -(-outputs // kernels.UNIT) * kernels.UNIT * size * 2
     out = torch.randn(rows, to + outputs + 2)
     expected, first = out.clone(), outputs // 3 // kernels.UNIT * kernels.UNIT
     columns = slice(to + first, to + outputs)
     expected[:, columns] = x @ weight[first:].T + (out[:, columns] if add else 0)
-    kernels.matmul(x.numpy(), in_panels(weight.numpy()), out.numpy(), to, add, first, outputs)
+    kernels.matmul(x.numpy(), panels, out.numpy(), to, add, first, outputs)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -304,12 +309,12 @@ def test_auto_is_the_default(llama):
     assert type(found) is CpuAttention
 
 
-def test_half_precision_falls_back(llama):
-    lm = minikv.load(llama.folder, dtype=torch.bfloat16)
+def test_float16_falls_back(llama):
+    lm = minikv.load(llama.folder, dtype=torch.float16)
     engine = Engine(lm)
     assert type(engine.attention) is TorchAttention
     assert len(engine.generate([[1, 2, 3]])[0].token_ids) == 64
-    with pytest.raises(ValueError, match=r"'cpu' .*bfloat16.* leave attention at 'auto'"):
+    with pytest.raises(ValueError, match=r"'cpu' .*torch\.float16.* leave attention at 'auto'"):
         Engine(lm, EngineConfig(attention="cpu"))
 
 

@@ -14,10 +14,12 @@ from minikv.quant.store import QuantisedStore
 
 pytest.importorskip("numba")
 
+from minikv.cpu import plain
 from minikv.cpu.compiler import kernel
+from minikv.cpu.kernels import write_row
 from minikv.cpu.tiles import HEADS, KEYS
 from minikv.quant import tiles
-from minikv.quant.compiled import CompiledAttention, as_array
+from minikv.quant.compiled import CompiledAttention
 
 # What each sequence computes in each step, side by side: chunks that cut blocks, then decodes.
 STEPS = [(7, 16, 1), (9, 3, 20), (1, 1, 5), *[(1, 1, 1)] * 18]
@@ -35,6 +37,11 @@ def sums(weights, codes, place, scale, low, out):
     tiles.add_by_token(weights, 1, 0, len(out), codes, begin, stride, count, scale, low, out)
 
 
+@kernel
+def rounded(values, row):
+    write_row(values, row)
+
+
 @pytest.mark.parametrize(
     ("dim", "groups"), [(32, 1), (32, 2), (64, 2), (96, 3), (128, 2), (128, 4)]
 )
@@ -46,7 +53,7 @@ def test_rows_of_int4_with_their_ends(dim, groups):
 
     def ends(*shape):  # as the store keeps them, and as they read
         one = torch.randn(shape).bfloat16()
-        return as_array(one), one.float().numpy()
+        return plain(one), one.float().numpy()
 
     torch.manual_seed(dim)
     (scale, by_channel), (low, low_of_channel) = ends(dim), ends(dim)
@@ -141,7 +148,7 @@ def test_compiled_codes_are_those_of_the_definition():
         torch.testing.assert_close(end_found, end, rtol=0, atol=0, equal_nan=True)
     halves = torch.zeros(x.shape, dtype=torch.uint16)
     for row, to in zip(x, halves, strict=True):
-        kernels.quantise_bfloat16(row.numpy(), to.numpy())
+        rounded(row.numpy(), to.numpy())
     halves = halves.view(torch.bfloat16)
     torch.testing.assert_close(halves, x.bfloat16(), rtol=0, atol=0, equal_nan=True)
 

@@ -215,6 +215,27 @@ def test_a_short_hit_is_not_used(threshold, computed):
     assert bench.cache.num_evictable_blocks == (2 if computed == 14 else 0)
 
 
+def test_one_token_is_a_hit_if_no_more_are_asked_for():
+    bench = Bench(cache=True, block_size=1, min_prefix_tokens=0)
+    bench.cache_prefix(range(1))
+    bench.add(3, prefix=range(1))
+    assert bench.plan().num_tokens == [2]
+
+
+def test_a_cached_block_that_somebody_holds_makes_no_room():
+    """It leaves the cache, and is not free."""
+    bench = Bench(num_blocks=4, cache=True)
+    blocks = bench.cache_prefix(range(8))
+    for block in blocks:
+        bench.pool.acquire(block)
+    bench.add(14, max_tokens=1, request_id=5)
+    assert bench.plan().sequences == [] and bench.pool.num_free == 2
+    for block in blocks:
+        bench.pool.release(block)
+    bench.drain()
+    assert bench.finished == [5]
+
+
 def test_a_refused_admission_lets_go_of_its_hit():
     bench = Bench(num_blocks=4, cache=True)
     blocks = bench.cache_prefix(range(8)) + bench.hold(1)

@@ -40,6 +40,28 @@ def test_a_tokenizer_neither_cuts_nor_fills_up(tinypy, tmp_path, setting):
     assert lm.encode(text) == tinypy.lm.encode(text)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma", "metaspace"])
+def test_a_run_of_bytes_is_text_unless_others_will_follow(llama, family):
+    tokenizer = tokenizer_like(family)
+    lm = minikv.LanguageModel(family, llama.lm.transformer, tokenizer)
+    ids = [tokenizer.token_to_id(BYTES[byte]) for byte in "é".encode()]
+    assert lm.decode(ids) == lm.text_of(ids) == "é"
+    assert set(lm.decode(ids, is_open=True)) == {"\ufffd"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, OSError])
+def test_who_stops_a_tokenizer_is_told_nothing_of_the_text(llama, error):
+    """A panic of its Rust is a fault of the text, and a BaseException as Control-C is."""
+
+    def stopped(text):
+        raise error
+
+    lm = minikv.LanguageModel("stopped", llama.lm.transformer, tokenizer_like("gemma"))
+    lm.tokenizer = SimpleNamespace(encode=stopped)
+    with pytest.raises(error):
+        lm.encode("text")
+
+
 # ── A text in pieces ──────────────────────────────────────────────────────────
 
 
@@ -143,9 +165,11 @@ def test_a_blank_behind_a_token_without_text_is_found(llama, family):
     tokenizer = tokenizer_like(family)
     lm = minikv.LanguageModel(family, llama.lm.transformer, tokenizer)
     ids = [tokenizer.token_to_id(token) for token in ("a", "</s>", "▁cat")]
+    three = [ids[0], tokenizer.token_to_id("s"), ids[2]]
     assert tokenizer.decode(ids[1:]) == "cat"
     assert found_at(lm.text_of, ids, " cat") == 3
     assert found_at(lm.text_of, [tokenizer.token_to_id("▁"), ids[2]], " cat") == 2
+    assert found_at(lm.text_of, three, "q", "as cat") == 3  # as much is kept as the longest has
 
 
 @pytest.mark.parametrize("family", ["llama", "byte level"])

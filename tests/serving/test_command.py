@@ -12,10 +12,12 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+import torch
 from serving_case import server
 from waiting import PATIENCE, until
 
 import minikv
+from minikv.cluster.worker import EngineWorker
 from minikv.course.commands import main
 from minikv.course.serve import add_arguments, engines, keys_of
 
@@ -51,6 +53,13 @@ def test_it_serves_what_it_says_and_ends_when_its_requests_have():
             assert process.wait(PATIENCE) == 0
         finally:
             process.kill()
+
+
+def test_weights_are_loaded_as_asked():
+    with engines(parsed("--dtype", "bfloat16")) as served:
+        assert served.engine.lm.dtype == torch.bfloat16
+    worker = EngineWorker("tinypy", minikv.EngineConfig(), dtype=torch.float16)
+    assert worker.lm.dtype == torch.float16
 
 
 def test_a_hint_keeps_an_agents_prefix():
