@@ -25,6 +25,7 @@ LEFT_OUT = {
     "beams are not drafted for": """
         test_beams test_beams_of_the_bundled_model test_one_beam_is_greedy
         test_beams_fork_and_leave_open_blocks
+        test_beams_are_as_many_as_before_though_most_likely_tokens_end_them
     """,
     "looks at all logits that are sampled from, and drafts add some": """
         test_logits_equal_the_plain_formula

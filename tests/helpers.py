@@ -247,7 +247,7 @@ def fearless(engine: Engine) -> Engine:
     engine.loop.drafter.engine = engine
     chances = SimpleNamespace(of_drafts=lambda _, count: [0.99] * count, compare=lambda *_: None)
     engine.loop.chances = chances
-    engine.loop.costs = SimpleNamespace(of=lambda num_tokens: 1.0, row=0.0, note=lambda *_: None)
+    engine.loop.costs = SimpleNamespace(of=lambda num_tokens: 1.0, row=0.0, note=lambda *_: 1.0)
     engine.loop.account = SimpleNamespace(is_open=True, note=lambda *_, **__: None)
     return engine
 

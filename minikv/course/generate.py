@@ -89,7 +89,8 @@ def answer(
         rate, now = tokens / (perf_counter() - started), engine.stats()
         more = "" if params.temperature else "; another text: --temperature 0.8"
         if found := now.hit_tokens - stats.hit_tokens:
-            more = f"; {found} of {now.looked_up_tokens - stats.looked_up_tokens} before were known"
+            asked_for = now.looked_up_tokens - stats.looked_up_tokens
+            more = f"; {found} of {asked_for} prompt tokens were cached"
         print(f"\n{tokens} tokens, {rate:,.0f} per second{more}", file=sys.stderr)
     return text
 

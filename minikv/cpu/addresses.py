@@ -10,53 +10,83 @@ from typing import Any
 import numpy as np
 from numba import typeof, types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
+from numba.core.imputils import lower_getattr_generic
+from numba.core.typing.templates import AttributeTemplate, infer_getattr
+from numba.extending import NativeValue, intrinsic, models, register_model, unbox
 
 
-class Packed(types.Type):
-    """The type of an argument that says what `unpacked` finds in memory, and takes no room."""
+class Packed:
+    """An array, or a tuple of arrays, numbers and such tuples, as an argument of kernels: the
+    address of its numbers, in the form that Numba has for them. (A number of less than 8 bytes can
+    only be the last.) A kernel reads a field of a NamedTuple when it names it, while a NamedTuple
+    itself is handed over whole: as 300 numbers, if it is what a step works on."""
 
-    def __init__(self, kind: types.Type):
-        super().__init__(f"Packed({kind})")
-        self.kind = kind
-
-
-@register_model(Packed)
-class _Nothing(models.StructModel):
-    def __init__(self, manager, kind):
-        super().__init__(manager, kind, [])
-
-
-def packed(value: Any) -> np.ndarray:
-    """An array, or a tuple of arrays and such tuples, in the form that Numba has for it. The arrays
-    must outlive their description: it does not keep them."""
-    return np.array(_words(value), np.int64)
+    def __init__(self, value: Any):
+        self.value, self.words = value, np.array(_words(value), np.int64)
+        self.address, self._numba_type_ = self.words.ctypes.data, _InMemory(typeof(value))
 
 
 def _words(value: Any) -> list[int]:
     if isinstance(value, tuple):
         return [word for one in value for word in _words(one)]
+    if not isinstance(value, np.ndarray):
+        return [int.from_bytes(np.asarray(value).tobytes(), "little")]
     owners = [0, 0]  # none: no references are counted
     sizes = [value.size, value.itemsize, value.ctypes.data]
     return [*owners, *sizes, *value.shape, *value.strides]
 
 
+class _InMemory(types.Type):
+    """The type of a packed value of this kind."""
+
+    def __init__(self, kind: types.Type):
+        super().__init__(f"InMemory({kind})")
+        self.kind = kind
+
+
+register_model(_InMemory)(models.OpaqueModel)  # an address
+
+
+@unbox(_InMemory)
+def _address(kind, value, c):
+    number = c.pyapi.object_getattr_string(value, "address")
+    address = c.pyapi.long_as_voidptr(number)
+    c.pyapi.decref(number)
+    return NativeValue(address)
+
+
+@infer_getattr
+class _Fields(AttributeTemplate):
+    key = _InMemory
+
+    def generic_resolve(self, value, name):
+        return value.kind[value.kind.fields.index(name)]
+
+
+@lower_getattr_generic(_InMemory)
+def _field(context, builder, kind, address, name):
+    place = kind.kind.fields.index(name)
+    pointer = builder.bitcast(address, context.get_data_type(kind.kind).as_pointer())
+    at = cgutils.gep_inbounds(builder, pointer, 0, place)
+    return context.unpack_value(builder, kind.kind[place], at)
+
+
 @intrinsic
-def unpacked(typing, kind, words):
-    """The value that `packed` turned into words, of the kind that the caller was compiled for."""
+def unpacked(typing, value):
+    """The value that was packed."""
 
     def generate(context, builder, signature, args):
-        address = context.make_array(signature.args[1])(context, builder, args[1]).data
-        pointer = context.get_data_type(kind.kind).as_pointer()
-        return context.unpack_value(builder, kind.kind, builder.bitcast(address, pointer))
+        kind = value.kind
+        pointer = context.get_data_type(kind).as_pointer()
+        return context.unpack_value(builder, kind, builder.bitcast(args[0], pointer))
 
-    return kind.kind(kind, words), generate
+    return value.kind(value), generate
 
 
-def address_of(compiled: Any, packed_kind: Any, *args: Any) -> int:
-    """Where the code of a kernel begins, for a packed value like `packed_kind` and arguments like
-    these. It is compiled now, or read from disk."""
-    kinds = Packed(typeof(packed_kind)), *map(typeof, args)
+def address_of(compiled: Any, *args: Any) -> int:
+    """Where the code of a kernel begins, for arguments like these. It is compiled now, or read from
+    disk."""
+    kinds = tuple(map(typeof, args))
     compiled.compile(kinds)
     found = compiled.overloads[kinds]
     return found.library.get_pointer_to_function(found.fndesc.llvm_func_name)
@@ -65,7 +95,7 @@ def address_of(compiled: Any, packed_kind: Any, *args: Any) -> int:
 @intrinsic
 def call(typing, address, arguments):
     """Call the kernel at this address. It returns nothing, and the arguments, a tuple, have exactly
-    the types that it was compiled for."""
+    the types that it was compiled for, or an address in the place of what was packed."""
 
     def generate(context, builder, signature, args):
         kinds, convention = signature.args[1].types, context.call_conv

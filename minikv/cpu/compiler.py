@@ -1,12 +1,16 @@
 """How kernels are compiled: what the compiler may do, and where machine code is kept."""
 
-from collections.abc import Callable
-from contextlib import suppress
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 from typing import Any
 
-from numba import njit
+from numba import njit, typeof
 from numba.core.caching import FunctionCache
 
 # What the compiler may do to our arithmetic. A sum in 16 lanes adds in another order than the one
@@ -72,6 +76,24 @@ def keep(compiled: Any) -> Any:
     return compiled
 
 
+@contextmanager
+def compiled_beside(compiled: Any, *args: Any) -> Iterator[None]:
+    """Meanwhile another process compiles a kernel for arguments like these, because Numba compiles
+    one function at a time in a process. Afterwards the kernel is on disk; if it is not, whoever
+    calls it compiles it."""
+    kinds, it, cache = tuple(map(typeof, args)), compiled.py_func, compiled._cache
+    with ExitStack() as stack:
+        is_kept = cache.cache_path is None or cache.load_overload(kinds, compiled.targetctx)
+        if not is_kept and (os.cpu_count() or 1) > 1:
+            code = f"""import gc, pickle, {it.__module__} as its; gc.disable()
+its.{it.__name__}.compile(pickle.loads({pickle.dumps(kinds)!r}))"""
+            env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+            run = [sys.executable, "-c", code]
+            with suppress(OSError):  # this process may not start others
+                stack.enter_context(Popen(run, stdout=DEVNULL, stderr=DEVNULL, env=env))
+        yield
+
+
 # For a small function that kernels call: LLVM makes it a part of them. A call hands over seven
 # numbers for each array. And a slice counts the references to its memory, with an operation that
 # waits for other threads; where there is no call, the compiler leaves the count out.
@@ -81,6 +103,9 @@ part = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **INLINE
 # For a function with one caller, or few: it becomes a part of each. As a kernel it would be
 # compiled alone, too, and so once more.
 inline = partial(kernel, inline="always")
+
+# For a kernel that only kernels call, and that makes no array.
+inner = partial(kernel, no_cpython_wrapper=True, _nrt=False)
 
 # For a kernel that is called at its address alone, see `minikv.cpu.addresses`.
 apart = partial(kernel, no_cpython_wrapper=True)

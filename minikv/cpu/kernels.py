@@ -21,7 +21,7 @@ from numba.extending import overload
 
 from minikv.cpu.addresses import call, unpacked
 from minikv.cpu.atomics import atomic_add, atomic_load, atomic_store, atomic_swap, give_way
-from minikv.cpu.compiler import INLINE, apart, inline, keep, kernel, part
+from minikv.cpu.compiler import INLINE, apart, inline, inner, keep, kernel, part
 from minikv.cpu.tiles import (
     HEADS,
     KEYS,
@@ -119,7 +119,7 @@ def rotate_and_write(qkv, rope, positions, slots, kv, first, last):
                 v_slot[i] = v[i]
 
 
-@kernel
+@inner
 def rotate(qkv, first_head, last_head, rope, positions, first, last):
     """RoPE on the heads first_head to last_head of tokens first to last, in place, as in
     `rotate_and_write`."""
@@ -262,7 +262,7 @@ def attend_prefill(q, kv, block_tables, context_lens, query_start, window, out, 
 TILE, COLUMNS = 128, 64  # queries, and keys, that meet in one product
 
 
-@kernel
+@inner
 def _lay_out(kv, table, kv_head, begin, first, last, keys, values):
     """Copy the K and V of the positions begin + first to begin + last into panels: `keys`, whose
     inputs are channels, and `values`, whose inputs are keys. Values before and after are set to 0:
@@ -327,7 +327,7 @@ def attend(q, kv, tables, lens, query_start, window, out, first, last, border):
         attend_prefill(q, kv, tables, lens, query_start, window, out, start, last)
 
 
-@kernel
+@inner
 def norm_heads(heads, first, last, weight, eps):
     """`rms_norm` of each of the heads first to last, in place: heads (T, any, D), weight (D,)."""
     for t in range(len(heads)):
@@ -508,12 +508,12 @@ def answer(question, kind, function) -> None:
 
 
 def _write_floats(kv, qkv, slots, kv_head, first, last):
-    kv_heads, head_dim = kv.shape[3], kv.shape[4]
+    block_size, kv_heads = kv.shape[1], kv.shape[3]
     keys = qkv.shape[1] - 2 * kv_heads
-    by_slot = kv.reshape(-1, 2, kv_heads, head_dim)
     for t in range(first, last):
+        block, slot = slots[t] // block_size, slots[t] % block_size
         for i in range(2):
-            source, target = qkv[t, keys + i * kv_heads + kv_head], by_slot[slots[t], i, kv_head]
+            source, target = qkv[t, keys + i * kv_heads + kv_head], kv[block, slot, i, kv_head]
             write_row(source, target)
 
 
@@ -569,19 +569,17 @@ answer(add_values, np.ndarray, _add_floats)
 
 
 @apart
-def write_layer(kind, words, layer, qkv, slots, num_tokens):
-    """The keys and values of a step into their slots. `words` are K and V, packed."""
-    kv = layer_of(unpacked(kind, words), layer)
+def write_layer(packed, layer, qkv, slots, num_tokens):
+    """The keys and values of a step into their slots. K and V come packed."""
+    kv = layer_of(unpacked(packed), layer)
     for kv_head in range(dims_of(kv)[1]):
         write_new(kv, qkv, slots, kv_head, 0, num_tokens)
 
 
 @apart
-def attend_layer(
-    kind, words, layer, q, tables, lens, query_start, window, out, first, last, border
-):  # fmt: skip
+def attend_layer(packed, layer, q, tables, lens, query_start, window, out, first, last, border):
     """`attend`."""
-    kv = layer_of(unpacked(kind, words), layer)
+    kv = layer_of(unpacked(packed), layer)
     attend(q, kv, tables, lens, query_start, window, out, first, last, border)
 
 
@@ -621,7 +619,7 @@ class Buffers(NamedTuple):
     query_start: np.ndarray  # (S + 1,)
     context_lens: np.ndarray  # (S,)
     block_tables: np.ndarray  # (S, B)
-    kv: np.ndarray  # K and V of all layers, packed: (L, num_blocks, block_size, 2, K, D), or others
+    kv: int  # the address of K and V, packed: (L, num_blocks, block_size, 2, K, D), or others
     write: int  # the addresses of `write_layer` and `attend_layer` for this kind of `kv`
     attend: int
     kv_heads: int
@@ -860,7 +858,7 @@ def share(context_lens, query_start, window, kv_heads, border, chunk, num_chunks
     return first, last
 
 
-@kernel
+@inner
 def _add(row, target, first, last):
     """Add the channels first to last of a row, (1, N), to those of every row of the target, (T, N).
     If it is (0, N), there is none."""
@@ -870,7 +868,7 @@ def _add(row, target, first, last):
             values[i] += source[i]
 
 
-@kernel
+@inner
 def _scale_rows(x, scale, first, last):
     """Multiply the channels first to last of row t of x, (T, N), by scale[t]."""
     for t in range(len(x)):
@@ -879,7 +877,7 @@ def _scale_rows(x, scale, first, last):
             values[i] *= factor
 
 
-@kernel
+@inner
 def begin_norm(x, weight, first, last, squares, normed):
     """The part of RMSNorm that channels can do on their own, for the channels first to last of the
     rows of x, (T, N): normed (T, N) is x times the weight (N,). squares[p, t] is the sum of squares

@@ -5,6 +5,7 @@ each of them than to compute it. Here Python starts one program for all of them,
 does on a GPU.
 """
 
+import gc
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -21,8 +22,8 @@ import torch.nn.functional as F
 from minikv.backend import Computed
 from minikv.batch import Batch
 from minikv.cpu import helpers
-from minikv.cpu.addresses import address_of, packed
-from minikv.cpu.compiler import num_compiled
+from minikv.cpu.addresses import Packed, address_of
+from minikv.cpu.compiler import compiled_beside, num_compiled
 from minikv.cpu.kernels import (
     DECODES,
     HELPERS,
@@ -149,21 +150,27 @@ def norm_weight(norm: Any) -> np.ndarray:
     return plain(norm.weight / root)
 
 
-def compile_for(weights: Weights, buffers: Buffers, kv: Any, attend: Any, write: Any) -> Buffers:
+def compile_for(weights: Packed, buffers: Buffers, kv: Packed, attend: Any, write: Any) -> Packed:
     """Compile what an engine calls, or read it from disk. All models have arrays of the same types,
     so this takes time for the first engine of a process only. Returns buffers with the addresses.
     """
     started, before, b = perf_counter(), num_compiled(), buffers
     batch = b.block_tables, b.context_lens, b.query_start, 0
-    b = b._replace(
-        write=address_of(write, kv, b.kv, 0, b.heads, b.slots, 0),
-        attend=address_of(attend, kv, b.kv, 0, b.heads, *batch, b.heads_out, 0, 0, 0),
-    )
-    run_step(weights, b, 1, 1)  # of no tokens
+    collects = gc.isenabled()
+    gc.disable()  # it would look at all that the compiler makes, and find little to free
+    try:
+        with compiled_beside(run_step, weights, Packed(b), 1, 1):
+            attending = address_of(attend, kv, 0, b.heads, *batch, b.heads_out, 0, 0, 0)
+            writing = address_of(write, kv, 0, b.heads, b.slots, 0)
+        packed = Packed(b._replace(write=writing, attend=attending))
+        run_step(weights, packed, 1, 1)  # of no tokens
+    finally:
+        if collects:
+            gc.enable()
     if num_compiled() > before:
         seconds = perf_counter() - started
         log.warning("compiled the engine's step for this machine in %.1f s", seconds)
-    return b
+    return packed
 
 
 def can_compile(transformer: Transformer) -> bool:
@@ -252,7 +259,7 @@ class Program:
         """kv: the store's numbers as `kernels.layer_of` takes them; attend: `attend_layer`, or what
         takes its place for this kind, and so is write. shape: tokens, sequences, and blocks per
         sequence. The rows of the layers' `qkv` are whole heads, with K and V at the end."""
-        self.kv, self.attend = kv, attend
+        self.kv, self.packed, self.attend = kv, Packed(kv), attend
         self.store, self.crowd, self.shape = store, crowd, shape
         self.transformer, self.weights = transformer, weights_of(transformer)
         c, (rows, seqs, max_blocks) = transformer.config, shape
@@ -271,7 +278,7 @@ class Program:
             token_ids=whole(rows), positions=whole(rows), slots=whole(rows),
             query_start=whole(seqs + 1), context_lens=whole(seqs),
             block_tables=whole(seqs, max_blocks),
-            kv=packed(kv), write=0, attend=0, kv_heads=c.num_kv_heads,
+            kv=self.packed.address, write=0, attend=0, kv_heads=c.num_kv_heads,
             x=floats(rows, c.hidden_size), normed=floats(rows, c.hidden_size), scale=floats(rows),
             squares=floats(-(-c.hidden_size // UNIT), rows),
             qkv=qkv.reshape(rows, -1), heads=qkv, attended=out.reshape(rows, -1), heads_out=out,
@@ -280,12 +287,14 @@ class Program:
             hidden=floats(seqs, c.hidden_size), logits=floats(seqs, c.vocab_size),
             shared=whole(NUM_SHARED),
         )  # fmt: skip
-        self.buffers = b = compile_for(self.weights, b, kv, attend, write)
+        weights = Packed(self.weights)
+        self.arguments = weights, compile_for(weights, b, self.packed, attend, write)
+        self.buffers = b = self.arguments[1].value
         self.logits, self.hidden = torch.from_numpy(b.logits), torch.from_numpy(b.hidden)
         started = thread_time()
-        run_step(self.weights, b, 0, TURNS)  # there is nothing to help with, so it waits
+        run_step(*self.arguments, 0, TURNS)  # there is nothing to help with, so it waits
         self.seconds_per_turn = (thread_time() - started) / TURNS
-        self.help = partial(run_step, self.weights, b, 0, int(PATIENCE / self.seconds_per_turn))
+        self.help = partial(run_step, *self.arguments, 0, int(PATIENCE / self.seconds_per_turn))
 
     def fits(self, transformer: Transformer, batch: Batch) -> bool:
         """Whether it is for this transformer, with room for this batch."""
@@ -306,14 +315,14 @@ class Program:
         shared[TOKENS], shared[SEQS], shared[DECODES] = num_tokens, num_seqs, batch.num_decodes
         num_threads = self.crowd.num_threads
         if num_threads == 1 or self.crowd.goes_alone():
-            run_step(self.weights, b, 1, 1)
+            run_step(*self.arguments, 1, 1)
             return self.logits[:num_seqs], self.hidden[:num_seqs]
         helpers.end_torchs_threads()
         if shared[HELPERS] < num_threads - 1:
             helpers.offer(self.help, num_threads - 1)
         long, started = int(LONG / self.seconds_per_turn), thread_time()
         num_chunks = CHUNKS_PER_THREAD * num_threads  # of each phase
-        lost = run_step(self.weights, b, num_chunks, long)
+        lost = run_step(*self.arguments, num_chunks, long)
         helped = 1 - shared[OWN] / (num_chunks * (PHASES * len(self.weights.qkv) + 1))
         wait, seconds = lost * self.seconds_per_turn, thread_time() - started
         self.crowd.judge(wait, seconds, helped, shared[HELPERS])

@@ -61,9 +61,9 @@ def _write(kv, qkv, slots, kv_head, first, last):
 
 
 @apart
-def _attend(kind, words, layer, q, tables, lens, query_start, window, out, first, last, border):
+def _attend(packed, layer, q, tables, lens, query_start, window, out, first, last, border):
     """`attend` through a table of parts, filled in where a query looks."""
-    kv = layer_of(unpacked(kind, words), layer)
+    kv = layer_of(unpacked(packed), layer)
     size, kv_heads = kv.parts.shape[1], kv.parts.shape[3]
     own = np.empty(tables.shape, np.int64)
     for row in range(first // kv_heads, (last + kv_heads - 1) // kv_heads):

@@ -500,11 +500,9 @@ def _add_int4(weights, at, head, num_heads, kv, place, acc):
 
 
 @apart
-def attend_codes(
-    kind, words, layer, q, tables, lens, query_start, window, out, first, last, border
-):  # fmt: skip
+def attend_codes(packed, layer, q, tables, lens, query_start, window, out, first, last, border):
     """`minikv.cpu.kernels.attend_layer` over int8 or bfloat16."""
-    kv = layer_of(unpacked(kind, words), layer)
+    kv = layer_of(unpacked(packed), layer)
     if first < border:
         attend_decode(q, kv, tables, lens, window, out, first, min(last, border))
     if last > border:
@@ -514,11 +512,9 @@ def attend_codes(
 
 
 @apart
-def attend_decodes(
-    kind, words, layer, q, tables, lens, query_start, window, out, first, last, border
-):  # fmt: skip
+def attend_decodes(packed, layer, q, tables, lens, query_start, window, out, first, last, border):
     """The same over int4. A step has no chunks."""
-    kv = layer_of(unpacked(kind, words), layer)
+    kv = layer_of(unpacked(packed), layer)
     attend_decode(q, kv, tables, lens, window, out, first, last)
 
 

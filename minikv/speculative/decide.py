@@ -51,10 +51,13 @@ class Chances:
 
 class Costs:
     """Seconds of a step by the number of its tokens: a straight line through the last hundred steps
-    or so. Contexts grow, and other programs come and go, so what is old is forgotten."""
+    or so. Contexts grow, and other programs come and go, so what is old is forgotten.
+
+    Before a draft was verified, a row is thought to be cheap. If it were thought to be dear, no
+    draft would be verified, and what a row costs would never be measured."""
 
     FORGET = 0.99  # what an old step counts after a new one
-    ROW = 0.5  # of what a token of a step costs: another one, before that is known
+    ROW = 0.1  # of what a token of a step costs: another one, before that is known
     DOUBT = 1.0  # how soon it is known: so many squares of a difference in tokens
     HICCUP = 2.0  # times as long as expected, and more is not believed
 
@@ -63,7 +66,8 @@ class Costs:
         self._squares = self._products = 0.0  # of differences from these means
         self.row = 0.0  # seconds that one more token costs
 
-    def note(self, num_tokens: int, seconds: float) -> None:
+    def note(self, num_tokens: int, seconds: float) -> float:
+        """A step. Returns what is believed of its seconds."""
         if self._weight > 0:
             seconds = min(seconds, self.HICCUP * self.of(num_tokens))
         self._weight = self._weight * self.FORGET + 1
@@ -75,6 +79,7 @@ class Costs:
         a_token = self._seconds / self._tokens
         row = (self._products + self.DOUBT * self.ROW * a_token) / (self._squares + self.DOUBT)
         self.row = min(max(row, 0.0), a_token)  # the step itself costs something, too
+        return seconds
 
     def of(self, num_tokens: int) -> float:
         """0 if nothing is known."""
@@ -87,24 +92,24 @@ class Account:
     What the tokens of a step are worth comes in, what the step costs goes out, asking and drafts in
     vain included: without drafts both are 1. To this 0.005 steps are added each time, so if drafts
     never pay, looking for them takes 0.5 % of the time, and if they pay again, that is found out.
-    After a step that asked in vain, the next one does not ask.
     """
 
     SHARE, FIRST, MOST = 0.005, 1.0, 8.0
-    HICCUP = 4.0  # a step that lost more was interrupted by something else
+    HICCUP = 4.0  # a step that lost more was interrupted, or so it seems the first time
 
     def __init__(self) -> None:
-        self.steps, self.rests = self.FIRST, False
+        self.steps = self.FIRST
+        self.last = 0.0  # what the last step that lost something gained
 
     @property
     def is_open(self) -> bool:
-        return self.steps >= 0 and not self.rests
+        return self.steps >= 0
 
-    def note(self, gained: float = 0.0, in_vain: bool = False) -> None:
-        """A step, and how much more than one without drafts it gave than it cost. `in_vain`: it
-        asked, and verified nothing."""
-        self.rests = in_vain
-        self.steps = min(self.MOST, self.steps + self.SHARE + max(gained, -self.HICCUP))
+    def note(self, gained: float = 0.0) -> None:
+        """A step, and how much more than one without drafts it gave than it cost."""
+        believed = max(gained, min(-self.HICCUP, 2 * self.last))
+        self.last = min(gained, 0.0) or self.last
+        self.steps = min(self.MOST, self.steps + self.SHARE + believed)
 
 
 def how_many(

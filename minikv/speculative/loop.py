@@ -136,13 +136,13 @@ class SpeculativeLoop(Loop):
                 )
         if len(decodes) == len(plan.sequences):
             seconds = ended - drafted + planned - started
-            self.costs.note(len(decodes) + sum(map(len, drafts)), seconds)
+            seconds = self.costs.note(len(decodes) + sum(map(len, drafts)), seconds)
             plain, gained = self.costs.of(len(decodes)), 0.0
             cost = self.clock() - ended + drafted - planned
             if written:
                 cost += seconds - plain
                 gained = worth * (sum(map(len, written)) - len(decodes))
-            self.account.note(gained - cost / plain, in_vain=not written)
+            self.account.note(gained - cost / plain)
         return ready, drafts, written
 
     def remember(

@@ -28,7 +28,8 @@ def run_with_drafts(
     runner: Runner, plan: Plan, drafts: Seq[Seq[int]]
 ) -> tuple[list[int], list[list[int]]]:
     """Compute a plan, and after each of its decodes the drafts, whose blocks are reserved. Returns
-    what `Runner.run` returns, and for each decode the target's own tokens after its drafts."""
+    what `Runner.run` returns, and for each decode the target's own tokens after its drafts. Raises
+    ValueError if the sampler chooses more tokens, or fewer, than there are rows."""
     runner.move_blocks(plan)
     started = perf_counter()
     logits = runner.compute(build(runner.builder, plan, drafts))
@@ -38,6 +39,8 @@ def run_with_drafts(
             params.append(sequence.request.params.after(sequence, ids[:ahead]))
             draws.append(sequence.draw(ahead=ahead))
     rows = runner.as_ids(runner.sampler(logits[: len(draws)], params, draws))
+    if len(rows) != len(draws):
+        raise ValueError(f"sampler: must choose {len(draws)} tokens, has chosen {rows!r}")
     token_ids, after, row = [], [], 0
     for ids in drafts:
         token_ids.append(rows[row])

@@ -174,9 +174,9 @@ def parts_of(transformer: HybridTransformer, kv: np.ndarray, memory: StateMemory
 
 
 @apart
-def _write_or_convolve(kind, words, layer, heads, slots, num_tokens):
+def _write_or_convolve(packed, layer, heads, slots, num_tokens):
     """What is done for all rows before any goes on."""
-    s = unpacked(kind, words)
+    s = unpacked(packed)
     i = s.place[layer]
     if s.is_linear[layer]:
         scratch, rows = np.empty(s.inputs.shape[3], np.float32), heads.reshape(len(heads), -1)
@@ -195,11 +195,11 @@ def _write_or_convolve(kind, words, layer, heads, slots, num_tokens):
 
 @apart
 def _attend_or_recall(
-    kind, words, layer, q, tables, lens, query_start, window, out, first, last, border
-):  # fmt: skip
+    packed, layer, q, tables, lens, query_start, window, out, first, last, border
+):
     """What stands behind q and K: items first to last, KV head i % K of row i // K, and of a linear
     layer the same share of its heads."""
-    s = unpacked(kind, words)
+    s = unpacked(packed)
     i, kv_heads = s.place[layer], s.kv.shape[4]
     if s.is_linear[layer]:
         num_heads, scratch = s.matrices.shape[2], np.empty((2, s.matrices.shape[4]), np.float32)

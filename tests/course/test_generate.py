@@ -135,9 +135,9 @@ def test_in_a_terminal(model):
     try:
         terminal.expect_exact("40 tokens, ")
         terminal.expect_exact("\n> ")
-        assert b"known" not in terminal.before
+        assert b"cached" not in terminal.before
         terminal.sendline("How?")
-        terminal.expect(r"; (\d+) of (\d+) before were known\r\n> ")
+        terminal.expect(r"; (\d+) of (\d+) prompt tokens were cached\r\n> ")
         found, before = map(int, terminal.match.groups())
         assert 32 <= found < before
         terminal.sendeof()

@@ -73,7 +73,7 @@ def test_the_data_of_the_course_stays_small():
     )
 
 
-MOST_OF_THE_PYTHON = 101_450  # lines, all of them
+MOST_OF_THE_PYTHON = 101_600  # lines, all of them
 
 
 def test_the_python_of_the_repository_stays_what_one_person_can_know():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -268,7 +269,7 @@ def test_a_helper_that_comes_early_finds_nothing(llama, monkeypatch):
     for one in (fresh, program):
         shared = one.buffers.shared
         before = shared.copy()
-        kernels.run_step(one.weights, one.buffers, 0, 1000)  # helps, alone
+        kernels.run_step(*one.arguments, 0, 1000)  # helps, alone
         assert shared.tolist() == before.tolist()
 
 
@@ -372,6 +373,20 @@ def test_what_was_compiled_is_of_these_sources(tmp_path, monkeypatch):
     assert stamp() != before
 
 
+@pytest.mark.thorough
+def test_another_process_compiles_a_kernel(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    compiled, x = kernel(kernels.rms_norm.py_func), np.ones((2, 16), np.float32)
+    arguments = x, x[0], np.float32(0), x.copy()
+    with compiler.compiled_beside(compiled, *arguments):
+        pass
+    compiled(*arguments)
+    assert sum(compiled.stats.cache_hits.values()) == 1
+    with pytest.raises(OSError, match="of mine"), compiler.compiled_beside(compiled, *arguments):
+        raise OSError("of mine")
+
+
 def test_what_names_a_type_that_is_gone_is_compiled_again(tmp_path, monkeypatch):
     def twice(x):
         return 2 * x
@@ -409,6 +424,7 @@ def test_chunks_of_a_phase_may_be_computed_in_any_order(llama, monkeypatch):
         return 0
 
     monkeypatch.setattr(cpu_step, "run_step", run_step)
+    monkeypatch.setattr(cpu_step, "compiled_beside", lambda *_: nullcontext())
     engine = fearless(cpu(llama.lm, speculative=Clairvoyant(wrong=0.1)))
     prompts = llama.prompts(3, 20, 40, seed=8)
     outputs = engine.generate(prompts, SamplingParams(max_tokens=30))

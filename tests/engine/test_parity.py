@@ -522,6 +522,13 @@ def test_without_a_seed_every_run_is_another(llama):
     assert len(runs) == 3
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_first_tokens_are_drawn_at_any_temperature(llama, temperature):
+    params = SamplingParams(max_tokens=1, temperature=temperature, seed=0, n=4)
+    [output] = Engine(llama.lm, small()).generate([[1, 2, 3]], params)
+    assert len({sample.token_ids[0] for sample in output.samples}) > 1
+
+
 # ── Parallel sampling ─────────────────────────────────────────────────────────
 
 

@@ -651,11 +651,13 @@ def play(lm, seeds, seen, each=250):
         Player(lm, oracle, seed, seen).play(each)
 
 
-@pytest.mark.parametrize("seeds", thorough_after(1, [range(8), range(8, 40)]), ids=len)
-def test_random_programs(seeds, tiny_hybrid):
-    seen = Counter()
-    play(tiny_hybrid, seeds, seen)
-    assert_reached(seen, {name: count * len(seeds) // 4 for name, count in FLOORS.items()})
+@pytest.mark.parametrize(
+    ("seeds", "each"), thorough_after(1, [(range(8), 160), (range(8), 250), (range(8, 40), 250)])
+)
+def test_random_programs(seeds, each, tiny_hybrid):
+    seen, thousands = Counter(), len(seeds) * each / 1000
+    play(tiny_hybrid, seeds, seen, each)
+    assert_reached(seen, {name: int(count * thousands) for name, count in FLOORS.items()})
 
 
 # ── Bugs that engines have shipped ────────────────────────────────────────────

@@ -5,6 +5,7 @@ import random
 import shutil
 import tracemalloc
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from helpers import small
@@ -52,12 +53,8 @@ def test_a_run_of_bytes_is_text_unless_others_will_follow(llama, family):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, OSError])
 def test_who_stops_a_tokenizer_is_told_nothing_of_the_text(llama, error):
     """A panic of its Rust is a fault of the text, and a BaseException as Control-C is."""
-
-    def stopped(text):
-        raise error
-
     lm = minikv.LanguageModel("stopped", llama.lm.transformer, tokenizer_like("gemma"))
-    lm.tokenizer = SimpleNamespace(encode=stopped)
+    lm.tokenizer = Mock(encode=Mock(side_effect=error))
     with pytest.raises(error):
         lm.encode("text")
 

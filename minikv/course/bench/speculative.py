@@ -41,7 +41,7 @@ CONTROL = "off again"  # over itself: what a difference must exceed to mean anyt
 DRAFTERS = ("ngram", "suffix", "head", "model")
 BOUND = "foresight"
 # Costs of steps by which every draft pays.
-FREE = SimpleNamespace(of=lambda num_tokens: 1.0, row=0.0, note=lambda *_: None)
+FREE = SimpleNamespace(of=lambda num_tokens: 1.0, row=0.0, note=lambda *_: 1.0)
 COPIES = {1: 2.0, 8: 1.3}  # times the tokens per second without, by batch
 HELD_OUT = {1: 1.2}  # with the best drafter
 NEVER_BELOW = 0.97  # of any other row
@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=positive, nargs="+", default=(1, 8, 32))
     parser.add_argument("--prompt", type=positive, default=300, help="tokens of a prompt, at most")
     parser.add_argument("--tokens", type=positive, default=128, help="new tokens of each")
+    parser.add_argument("--attention", default="auto", choices=("auto", "cpu", "torch"))
     parser.add_argument("--peer", action="store_true", help="llama.cpp with its own drafts, too")
 
 
@@ -108,7 +109,7 @@ def compare(
         name: Server(files[0], kind, files[1], 2 * length) for name, kind in PEERS.items() if files
     }
     names = ["off", CONTROL, *args.drafters, BOUND]
-    knows = peers.engine_for(lm, [length] * batch)
+    knows = peers.engine_for(lm, [length] * batch, attention=args.attention)
     seconds: dict[str, list[float]] = {name: [] for name in (*names, *servers)}
     counts = {name: [0, 0] for name in names}  # drafts, and how many were right
     alike = dict.fromkeys(servers, 0)
@@ -116,7 +117,9 @@ def compare(
         # New ones each time: where an engine's memory lies may cost or save a few per cent.
         drafters = {name: name.split()[0] for name in names} | {BOUND: (foresight := Foresight())}
         engines = {
-            name: peers.engine_for(lm, [length] * batch, speculative=drafters[name])
+            name: peers.engine_for(
+                lm, [length] * batch, speculative=drafters[name], attention=args.attention
+            )
             for name in random.Random(repeat).sample(names, len(names))
         }
         loop: Any = engines[BOUND].loop

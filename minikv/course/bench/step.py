@@ -2,8 +2,9 @@
 
 Products and attention are timed alone, on all threads, over the same weights and blocks. Their
 limits are measured in the same round: the rate at which a product runs whose numbers stay in the
-second cache, and the rate at which the same blocks are only read. `limit` is the sum of both
-limits, and `% of limit` is what a whole step reaches of it. What is left of a step beside host,
+second cache, and the rates at which the same blocks, and weights and blocks by turns, are only
+read. `limit` is the products' arithmetic and the blocks, or all that is read, whichever takes
+longer, and `% of limit` is what a whole step reaches of it. What is left of a step beside host,
 products and attention is `rest`. `serial` is the share of a step in which one thread of the program
 works alone. From it and the host's time follows, by Amdahl's law, how many times as fast as here a
 step can be `on 4 cores`, on 8 and on 16. `alone` is how many steps went on one thread, because the

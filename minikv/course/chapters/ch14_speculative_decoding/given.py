@@ -45,7 +45,7 @@ def seconds_by_tokens(
         engine = minikv.Engine(lm, config)
         loop: Any = engine.loop  # verifies all that is proposed
         loop.chances = SimpleNamespace(of_drafts=lambda _, n: [0.99] * n, compare=lambda *_: None)
-        loop.costs = SimpleNamespace(of=lambda _: 1.0, row=0.0, note=lambda *_: None)
+        loop.costs = SimpleNamespace(of=lambda _: 1.0, row=0.0, note=lambda *_: 1.0)
         params = minikv.SamplingParams(max_tokens=600, ignore_eos=True)
         engine.add_request([2 + size, *range(2, 1 + context)], params)
         for _ in range(3):

@@ -446,7 +446,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     engine = minikv.Engine(lm, config, block_table=mine.BlockTable)
     # As if each step took a second: then all drafts pay, on a busy machine too.
     loop: Any = engine.loop
-    loop.costs = SimpleNamespace(of=lambda num_tokens: 1.0, row=0.0, note=lambda *_: None)
+    loop.costs = SimpleNamespace(of=lambda num_tokens: 1.0, row=0.0, note=lambda *_: 1.0)
     params = minikv.SamplingParams(max_tokens=32, ignore_eos=True)
     engine.add_request(prompt, params)
     with in_place_of("minikv.speculative.loop:keep_equal", mine.keep_equal):

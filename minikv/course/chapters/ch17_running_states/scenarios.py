@@ -4,6 +4,7 @@ import math
 import random
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -233,6 +234,7 @@ scenario("17.3", owners,
 # ── The reader's parts in the engine ──────────────────────────────────────────
 
 PROMPT = "class A:\n    def first(self):\n        return self.items[0]\n\n    def last(self):\n"
+TINY: dict[str, Any] = dict(block_size=4, max_num_seqs=2, min_prefix_tokens=0, attention="torch")
 
 
 @runs_model("17.1", "17.2", "17.3")
@@ -241,15 +243,7 @@ def _(mine, _lm: minikv.LanguageModel) -> str:
     lm = minikv.load("tinypy-states")
     assert isinstance(lm.config, HybridConfig)
     size = lm.config.state_bytes(lm.dtype)
-    config = minikv.EngineConfig(
-        24,
-        4,
-        max_num_seqs=2,
-        max_batch_tokens=12,
-        min_prefix_tokens=0,
-        state_bytes=2 * size,
-        attention="torch",
-    )
+    config = minikv.EngineConfig(24, max_batch_tokens=12, state_bytes=2 * size, **TINY)
     prompt_ids = lm.encode(PROMPT)
     rule = minikv.SamplingParams(max_tokens=8, ignore_eos=True)
     with (
@@ -399,9 +393,7 @@ numbers(
 def _(mine, _lm: minikv.LanguageModel) -> str:
     """tinypy-states with drafts, most of which are wrong."""
     lm = minikv.load("tinypy-states")
-    config = minikv.EngineConfig(
-        64, 4, max_num_seqs=2, min_prefix_tokens=0, speculative="ngram", attention="torch"
-    )
+    config = minikv.EngineConfig(64, speculative="ngram", **TINY)
     prompts = [lm.encode(PROMPT * 2), lm.encode(PROMPT)]
     with (
         in_place_of("minikv.states.steps:try_tokens", mine.try_tokens),
@@ -423,8 +415,7 @@ def _(mine, _lm: minikv.LanguageModel) -> str:
 def _(mine, _lm: minikv.LanguageModel) -> str:
     """tinypy-states: prompts of a kind, and a chat that goes on."""
     lm = minikv.load("tinypy-states")
-    config = minikv.EngineConfig(64, 4, max_num_seqs=2, min_prefix_tokens=0, attention="torch")
-    engine = minikv.Engine(lm, config)
+    engine = minikv.Engine(lm, minikv.EngineConfig(64, **TINY))
     rule, prompt_ids = minikv.SamplingParams(max_tokens=8, ignore_eos=True), lm.encode(PROMPT)
     with in_place_of("minikv.states.slots:copies_due", mine.copies_due):
         for prompt in ([*prompt_ids, 5], [*prompt_ids, 6], [*prompt_ids, 7]):
