@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 import minikv
 from minikv.course.arguments import positive
@@ -39,11 +40,22 @@ LARGE: dict[str, Any] = dict(
     vocab_size=4096, hidden_size=1024, intermediate_size=2816, num_heads=16, num_kv_heads=8,
     max_context=512,
 )  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {  # of SmolLM2-135M, and of Qwen3-0.6B with heads of 64
+    "135M": dict(
+        vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9,
+        num_kv_heads=3, max_context=512,
+    ),
+    "0.6B": dict(
+        vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_layers=28, num_heads=32,
+        num_kv_heads=16, max_context=512,
+    ),
+}  # fmt: skip
 SIZES = (32, 128), (8, 4096)  # sequences, tokens of each, for attention
 INVARIANT, CONTEXT = (1, 8, 32), 384  # sequences, and tokens of each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=[], help="in both dtypes")
     parser.add_argument("--layers", type=positive, default=10, help="of the large model")
     parser.add_argument("--prompt", type=positive, default=512, help="tokens to prefill")
     parser.add_argument("--tokens", type=positive, default=32, help="decode steps in a repeat")
@@ -56,8 +68,11 @@ def run(args: argparse.Namespace) -> BenchTable:
     table = BenchTable(title, args.repeats)
     shapes = [(kv, *size) for kv in ("auto", "bfloat16", "int8") for size in SIZES]
     threads = torch.get_num_threads()
-    total = (5 + len(shapes) + 2 * len(INVARIANT)) * (args.repeats + 1)
+    total = (5 + 9 * len(args.shapes) + len(shapes) + 2 * len(INVARIANT)) * (args.repeats + 1)
     with bar(total, "cpu") as progress, Threads(threads) as share:
+        for name in args.shapes:
+            for row, aim in in_both_dtypes(name, args.repeats, args.tokens, progress):
+                table.add(row, aim)
         lm, size = random_model(**LARGE, num_layers=args.layers)
         table.notes.append(f"the large model has {size / 1e6:.0f} MB of weights, in float32")
         reads = {
@@ -112,6 +127,30 @@ def run(args: argparse.Namespace) -> BenchTable:
             row = {"what": f"batch invariant decode at batch {batch}, over the usual one"}
             table.add(row | {"times": over(found["invariant"], found["usual"])})
     return table
+
+
+def in_both_dtypes(
+    name: str, repeats: int, steps: int, progress: tqdm
+) -> Iterator[tuple[dict[str, Any], Aim]]:
+    """Rows of decode steps of a model of this shape in bfloat16, each with its aim: how many times
+    as fast as in float32, and of the rate of memory."""
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    models = {one: random_model(**SHAPES[name], dtype=dtype) for one, dtype in dtypes.items()}
+    size = models["bfloat16"][1]
+    least = {1: 1.8, 8: 1, 32: 1}
+    for batch in least:
+        ways: dict[str, Callable[[int], float]] = {}
+        for one, (lm, _) in models.items():
+            engine = decoding(lm, batch, 128, (repeats + 1) * steps)
+            ways[one] = partial(seconds_of, engine, steps)
+        ways["memory"] = lambda round_: steps * size / memory_rate(size)
+        found = in_turns(ways, range(repeats + 1), progress)
+        what = f"{name} in bfloat16, batch {batch}"
+        times = over(found["float32"], found["bfloat16"])
+        yield {"what": f"{what}, over float32", "times": times}, Aim("times", ">=", least[batch])
+        if batch == 1:
+            share = over([100 * one for one in found["memory"]], found["bfloat16"])
+            yield {"what": f"{what}, of memory's rate", "% of it": share}, Aim("% of it", ">=", 75)
 
 
 def seconds_of(engine: minikv.Engine, num_steps: int, round_: int) -> float:
