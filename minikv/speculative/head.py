@@ -47,7 +47,7 @@ class HeadDrafter(Drafter):
             raise ValueError(f"speculative: the head in {folder} is for another model")
         self.tables = [embedding @ weight for weight in state["from_tokens"]]  # (V, N) each
         head = lm.transformer.head.weight
-        self.out = (head.to_dense() if head.is_mkldnn else head).float()[self.kept].T
+        self.out = (head.to_dense() if head.is_mkldnn else head).float()[self.kept].T.contiguous()
 
     def guess(
         self, hidden: torch.Tensor, newest: torch.Tensor
