@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+import torch
 from cluster_case import (
     CONFIG,
     Fragile,
@@ -578,8 +579,8 @@ def test_the_commands_serve_workers(tinypy, monkeypatch, capsys, words):
     """On workers in this process."""
 
     @contextmanager
-    def here(number, model, config, address):
-        assert (number, model, address) == (2, "tinypy", None)
+    def here(number, model, config, address, dtype):
+        assert (number, model, address, dtype) == (2, "tinypy", None, torch.float32)
         for one in (signal.SIGINT, signal.SIGTERM):  # Ray does this, and its own end at once
             signal.signal(one, lambda *_: sys.exit("streams are cut"))
         yield [Fragile(tinypy.lm, replace(config, attention="torch")) for _ in range(number)]

@@ -37,6 +37,14 @@ def model(tmp_path):
 
 
 @pytest.fixture
+def control_c():
+    """As a program in the foreground finds it. One behind `&` is not interrupted by it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
 def turns(monkeypatch):
     """(engine, prompt, parameters, new tokens) of each turn."""
     seen, stream = [], minikv.Engine.stream
@@ -57,6 +65,7 @@ def say(monkeypatch, model, text, *more):
 
 
 @pytest.mark.parametrize("presses", [0, 1, 2])
+@pytest.mark.usefixtures("control_c")
 def test_a_later_turn_computes_only_what_is_new(presses, model, turns, monkeypatch, capsys):
     """Also after Control-C in the middle of a step. A second one does not wait for the step: then
     only the conversation is kept."""
