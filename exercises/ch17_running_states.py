@@ -47,7 +47,8 @@ def chunk_at_once(
 
         r_i + sum over j < i of e^(G_i - G_j) beta_j (k_i . k_j) r_j = v_i - e^G_i S_0^T k_i
 
-    which is one triangular system for all r of the chunk (Yang et al., 2024).
+    which is one triangular system for all r of the chunk (Yang et al., 2024). A query reads after
+    its own token has written: there the sum is over j <= i.
     """
     raise NotImplementedError("Exercise 17.2: chunk_at_once")
 
@@ -105,8 +106,13 @@ def try_tokens(
 
     state (H, N, D) float32 and last (W - 1, C), the convolution's last inputs, are those after the
     tokens so far, and stay as they are. inputs (T, C), before the convolution; weight (C, W), its
-    weights; g, beta (T, H). `split` makes q, k (T, H, N) and v (T, H, D) of what `convolve`
-    returns, (T, C). Returns what each token reads, (T, H, D), and what `write_tokens` needs.
+    weights; g, beta (T, H). Two functions of the engine help:
+
+        mixed, _ = convolve(inputs=inputs[None], last=last[None], weight=weight)  (1, T, C)
+        read = prefill(state, q, k, v, g, beta)  (T, H, D); it changes the state
+
+    `split` makes q, k (T, H, N) and v (T, H, D) of `mixed[0]`. Returns what each token reads,
+    (T, H, D), and what `write_tokens` needs.
     """
     raise NotImplementedError("Exercise 17.4: try_tokens")
 
@@ -135,7 +141,7 @@ def copies_due(
     blocks. num_tokens: of the prompt. Returns positions in tokens, all of them ends of full blocks
     behind `start`. True is a copy that stays, because others may come who share these tokens: at
     the junction, and at multiples of `interval` (rounded down to blocks; 0: none). False is the
-    last state, at the end of the last full block: it goes when the sequence has a later one.
+    last state, at the end of the last full block: it goes once the sequence has a later copy.
 
     Worked example, blocks of 4: a prompt of 23 tokens parts from another one after 12, and no copy
     is there: {12: True, 20: False}. The next one that shares these 12 starts there: {20: False}.
@@ -146,6 +152,8 @@ def copies_due(
 # ── 17.6 What a state costs ───────────────────────────────────────────────────────
 def states_on_paper() -> dict[str, float]:
     """What states cost, and what a hit is worth, from four config files: see `MODELS`.
+    Matrices are float32; everything else has 2 bytes a number. The last 3 inputs of each channel
+    count. Nothing is rounded, but "block".
 
     "Qwen3-Next", "Qwen3.5 4B", "Kimi Linear", "Nemotron-H 8B": at how many tokens does one
         attention layer of this model keep as many bytes as one of its linear layers?

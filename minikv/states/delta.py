@@ -69,7 +69,8 @@ def chunk_at_once(
 
         r_i + sum over j < i of e^(G_i - G_j) beta_j (k_i . k_j) r_j = v_i - e^G_i S_0^T k_i
 
-    which is one triangular system for all r of the chunk (Yang et al., 2024).
+    which is one triangular system for all r of the chunk (Yang et al., 2024). A query reads after
+    its own token has written: there the sum is over j <= i.
     """
     total = g.cumsum(-1)  # (H, C): G
     fade = (total[..., :, None] - total[..., None, :]).tril().exp().tril()  # (H, C, C): from j to i

@@ -212,7 +212,7 @@ def copies_due(
     blocks. num_tokens: of the prompt. Returns positions in tokens, all of them ends of full blocks
     behind `start`. True is a copy that stays, because others may come who share these tokens: at
     the junction, and at multiples of `interval` (rounded down to blocks; 0: none). False is the
-    last state, at the end of the last full block: it goes when the sequence has a later one.
+    last state, at the end of the last full block: it goes once the sequence has a later copy.
 
     Worked example, blocks of 4: a prompt of 23 tokens parts from another one after 12, and no copy
     is there: {12: True, 20: False}. The next one that shares these 12 starts there: {20: False}.

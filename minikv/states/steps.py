@@ -65,8 +65,13 @@ def try_tokens(
 
     state (H, N, D) float32 and last (W - 1, C), the convolution's last inputs, are those after the
     tokens so far, and stay as they are. inputs (T, C), before the convolution; weight (C, W), its
-    weights; g, beta (T, H). `split` makes q, k (T, H, N) and v (T, H, D) of what `convolve`
-    returns, (T, C). Returns what each token reads, (T, H, D), and what `write_tokens` needs.
+    weights; g, beta (T, H). Two functions of the engine help:
+
+        mixed, _ = convolve(inputs=inputs[None], last=last[None], weight=weight)  (1, T, C)
+        read = prefill(state, q, k, v, g, beta)  (T, H, D); it changes the state
+
+    `split` makes q, k (T, H, N) and v (T, H, D) of `mixed[0]`. Returns what each token reads,
+    (T, H, D), and what `write_tokens` needs.
     """
     mixed, _ = convolve(inputs[None], last[None], weight)
     written = *split(mixed[0]), g, beta

@@ -12,7 +12,7 @@ from minikv.course.judge import process
 from minikv.course.reader import progress_file
 from minikv.course.reports import markup
 
-NOTHING = "No part of yours has passed its check yet. Once one has, tinypy runs on it here."
+NOTHING = "No part of yours has passed its check yet. Once one has, the model runs on it here."
 
 
 class Proof(NamedTuple):

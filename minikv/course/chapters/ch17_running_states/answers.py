@@ -5,6 +5,8 @@ from minikv.course.chapters.ch17_running_states.published import MODELS, Layers
 
 def states_on_paper() -> dict[str, float]:
     """What states cost, and what a hit is worth, from four config files: see `MODELS`.
+    Matrices are float32; everything else has 2 bytes a number. The last 3 inputs of each channel
+    count. Nothing is rounded, but "block".
 
     "Qwen3-Next", "Qwen3.5 4B", "Kimi Linear", "Nemotron-H 8B": at how many tokens does one
         attention layer of this model keep as many bytes as one of its linear layers?

@@ -103,13 +103,14 @@ def passes(mine, program, log: Log) -> None:
     for tokens in (few, more):
         chunk = chunk_of((heads, n, d, tokens, 1.0, 1.0))
         with Passes((n, d)) as counter:
-            log.call("", mine.chunk_at_once, *chunk, see=False)
+            text = f"a chunk of {counted(tokens, 'token')}"
+            log.call(text, partial(mine.chunk_at_once, *chunk), see=False)
         if log.events[-1].error is not None:
             return
         totals.append(counter.total)
     each = (totals[1] - totals[0]) / (more - few)
     seen = "none" if each <= 0 else f"{each:g} per token"
-    log(f"a chunk of {more} after one of {few}", {"further passes over the state:": seen})
+    log("for the longer one", {"further passes over the state:": seen})
 
 
 scenario("17.2", chunks,
@@ -308,7 +309,7 @@ def taking_back(mine, program, log: Log) -> None:
 NARROW = 1, 2, 3, 3  # heads, key dim, value dim, width
 scenario("17.4", taking_back,
     Group("a decode without drafts", [(NARROW, (1, 1)), ((2, 3, 2, 4), (1, 1), (1, 1))],
-          "what does a token read: the state with itself in it, or without?"),
+          "what does `convolve` return? And a token reads the state with itself in it"),
     Group("nothing is written while nobody knows what is right",
           [(NARROW, (2,)), (NARROW, (3,), (2,)), ((2, 3, 2, 4), (4,), (3,))],
           "which tensors does `try_tokens` change?"),
@@ -336,7 +337,12 @@ def due(mine, program, log: Log) -> None:
     parts = f", and parts from another at {junction}" if junction > start else ""
     log(f"a prompt of {num_tokens} tokens, blocks of {size}, starts at {start}{parts}")
     text = f"copies_due({start}, {junction}, {num_tokens}, {size}, interval={interval})"
-    log.call(text, mine.copies_due, *program)
+
+    def in_order() -> Any:  # for the report: the earliest place first
+        found = mine.copies_due(*program)
+        return dict(sorted(found.items())) if isinstance(found, dict) else found
+
+    log.call(text, in_order)
 
 
 def random_prompt(seed: int) -> tuple[int, int, int, int, int]:
@@ -376,7 +382,7 @@ numbers(
     {
         "Qwen3-Next": ("tokens of a Qwen3-Next layer that are as large as a state", LAYER),
         "Qwen3.5 4B": ("the same, Qwen3.5 4B", LAYER),
-        "Kimi Linear": ("the same, Kimi Linear", "a latent is kept once, not as K and V"),
+        "Kimi Linear": ("the same, Kimi Linear", f"{LAYER}: a latent, kept once"),
         "Nemotron-H 8B": ("the same, Nemotron-H 8B", LAYER),
         "block": ("tokens of a block that holds a state", "rounded up, in steps of 16"),
         "interval": ("tokens from copy to copy, if copies are to take as much as K and V",
