@@ -55,36 +55,30 @@ def run(args: argparse.Namespace) -> BenchTable:
     table = BenchTable(title, args.repeats)
     params = minikv.SamplingParams(max_tokens=args.tokens, ignore_eos=True)
     rounds = args.repeats + 1
-    total = (1 + len(args.peers)) * rounds * len(args.batch) * len(args.models)
+    total = 2 * len(args.peers) * rounds * len(args.batch) * len(args.models)
     with bar(total, "decode") as progress:
         for name in args.models:
             lm, model = peers.load_pair(name, args.dtype)
             for batch in args.batch:
                 engine = peers.engine_for(lm, [args.prompt + args.tokens] * batch)
                 inputs = [peers.random_prompts(lm, [args.prompt] * batch, i) for i in range(rounds)]
-                contenders: dict[str, Callable] = {
-                    "minikv": partial(peers.ours, engine, params=params)
-                }
-                refused: dict[str, str] = {}
-                with ExitStack() as stack:
-                    for each in args.peers:
+                ours = partial(peers.ours, engine, params=params)
+                for each in args.peers:  # one at a time: threads of some do not rest between calls
+                    row = {"model": name, "batch": batch, "beside": each}
+                    with ExitStack() as stack:
                         try:
                             if each in FLOAT32_ONLY and args.dtype != torch.float32:
                                 raise ValueError("is compared in float32 alone")
                             made = PEERS[each](lm.config, model, batch, args.prompt + args.tokens)
-                            generate = partial(stack.enter_context(made), max_tokens=args.tokens)
-                            generate(inputs[0][:1])
-                            contenders[each] = generate
+                            theirs = partial(stack.enter_context(made), max_tokens=args.tokens)
+                            theirs(inputs[0][:1])
                         except Exception as error:  # whatever others raise
-                            refused[each] = str(error)
-                    result = race(contenders, inputs, progress)
-                for each in args.peers:
-                    row = {"model": name, "batch": batch, "beside": each}
+                            table.add(row | {"minikv tokens/s": "", "its tokens/s": "does not run"})
+                            table.notes += {f"{each}: {error}"} - {*table.notes}
+                            progress.update(2 * rounds)
+                            continue
+                        result = race({"minikv": ours, each: theirs}, inputs, progress)
                     row["minikv tokens/s"] = result.rate("minikv", batch * args.tokens)
-                    if each in refused:
-                        table.add(row | {"its tokens/s": "does not run"})
-                        table.notes += {f"{each}: {refused[each]}"} - {*table.notes}
-                        continue
                     row["its tokens/s"] = result.rate(each, batch * args.tokens)
                     row["ratio"] = result.ratio(each, "minikv")
                     row["rows that differ"] = peers.count_differing(result.results, each)
