@@ -14,9 +14,10 @@ import importlib.util
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from time import perf_counter
+from timeit import timeit
 from typing import Any
 
 import torch
@@ -91,13 +92,9 @@ def _run_ctranslate2(prompts: Prompts, max_tokens: int) -> list[list[int]]:
         )  # fmt: skip
         return [list(one.sequences_ids[0]) for one in found]
 
-    def seconds(generator: Any) -> float:
-        started = perf_counter()
-        run(generator)
-        return perf_counter() - started
-
     if len(prompts) not in _fastest:
-        _fastest[len(prompts)] = min(_loaded, key=lambda one: min(seconds(one) for _ in range(2)))
+        seconds = [timeit(partial(run, one), number=2) for one in _loaded]
+        _fastest[len(prompts)] = _loaded[seconds.index(min(seconds))]
     return run(_fastest[len(prompts)])
 
 
