@@ -588,10 +588,13 @@ def attend_layer(packed, layer, q, tables, lens, query_start, window, out, first
 
 class Weights(NamedTuple):
     """The weights of a transformer with L layers, one array for all layers. A bias or a norm that
-    the model does not have is an array without rows: (0, …). Matrices may be bfloat16."""
+    the model does not have is an array without rows: (0, …). Matrices may be bfloat16. If they are
+    float32, `qkv` and `gate_up` are multiplied by the norms' weights, channel by channel: whether x
+    or the matrix is scaled makes no difference to their product."""
 
     embedding: np.ndarray  # (V, hidden)
-    norms: np.ndarray  # (2 L + 1, hidden): two of each layer, and the last one
+    norms: np.ndarray  # (2 L or 0, hidden): two of each layer
+    norm: np.ndarray  # (hidden,): the last one
     qkv: np.ndarray  # (L, (H + 2 K) * D, hidden), in panels: (L, outputs / LANES, hidden, LANES)
     qkv_bias: np.ndarray  # (L or 0, (H + 2 K) * D)
     q_norm: np.ndarray  # (L or 0, D)
@@ -624,7 +627,7 @@ class Buffers(NamedTuple):
     attend: int
     kv_heads: int
     x: np.ndarray  # (T, hidden)
-    normed: np.ndarray  # (T, hidden): x times the weight of the next RMSNorm
+    normed: np.ndarray  # (T, hidden): x times the next of `norms`; x itself if there are none
     squares: np.ndarray  # (hidden / UNIT, T): the sum of x^2, of UNIT channels each
     scale: np.ndarray  # (T,): what RMSNorm multiplies a row of x by
     qkv: np.ndarray  # (T, (H + 2 K) * D)
@@ -718,7 +721,7 @@ def _prepare(w, b, part):
             x, row = b.x[t], w.embedding[b.token_ids[t]]
             for i in range(size):
                 x[i] = widen(row[i])
-        begin_norm(b.x[:num_tokens], w.norms[0], START, size, b.squares, b.normed)
+        begin_norm(b.x[:num_tokens], w.norms[:1], START, size, b.squares, b.normed)
     if phase in (QKV, GATE_UP):
         for t in range(num_tokens):
             total = zero
@@ -731,9 +734,9 @@ def _prepare(w, b, part):
             _keep_last(b)
     if layer == len(w.qkv):
         for row in range(b.shared[SEQS]):
-            hidden, normed, scale = b.hidden[row], b.normed[row], b.scale[row]
+            hidden, x, scale = b.hidden[row], b.x[row], b.scale[row]
             for i in range(size):
-                hidden[i] = normed[i] * scale
+                hidden[i] = x[i] * scale * w.norm[i]
 
 
 @inline
@@ -781,7 +784,8 @@ def _compute(w, b, part, chunk, num_chunks):
         first, last = _bounds(out.shape[1], chunk, num_chunks, UNIT)
         matmul(x, weight, out, START, ADD, first, last)
         _add(bias, out[:num_rows], first, last)
-        norm = w.norms[2 * layer + (1 if phase == OUT else 2)]
+        following = 2 * layer + (1 if phase == OUT else 2)
+        norm = w.norms[following : following + 1]  # no row behind the last layer
         begin_norm(out[:num_rows], norm, first, last, b.squares, b.normed)
     elif layer == len(w.qkv):
         first, last = _bounds(out.shape[1], chunk, num_chunks, UNIT)
@@ -880,15 +884,17 @@ def _scale_rows(x, scale, first, last):
 @inner
 def begin_norm(x, weight, first, last, squares, normed):
     """The part of RMSNorm that channels can do on their own, for the channels first to last of the
-    rows of x, (T, N): normed (T, N) is x times the weight (N,). squares[p, t] is the sum of squares
-    of UNIT channels of row t, from p * UNIT on. The pieces are the same however a phase is cut into
-    chunks, and so is the order of sums."""
+    rows of x, (T, N). squares[p, t] is the sum of squares of UNIT channels of row t, from p * UNIT
+    on. The pieces are the same however a phase is cut into chunks, and so is the order of sums.
+    normed (T, N) is x times the weight, (1, N); (0, N) leaves it alone."""
     for begin in range(first, last, UNIT):
         end, sums = min(begin + UNIT, last), squares[begin // UNIT]
-        factors = weight[begin:end]
         for t in range(len(x)):
             values, scaled, total = x[t, begin:end], normed[t, begin:end], zero
             for i in range(end - begin):
                 total += values[i] * values[i]
-                scaled[i] = values[i] * factors[i]
             sums[t] = total
+            for row in range(len(weight)):
+                factors = weight[row, begin:end]
+                for i in range(end - begin):
+                    scaled[i] = values[i] * factors[i]

@@ -79,12 +79,16 @@ def _copy_weights(transformer: Transformer) -> Weights:
         return stack(norm_weight(op) for op in ops if op is not None)
 
     products = {}
+    into = {"qkv": "norm_1", "gate_up": "norm_2"}  # a norm's weights go into float32 matrices
     for name in ("qkv", "out", "gate_up", "down"):
         ops: list[Any] = [getattr(layer, name) for layer in layers]
         biases = [op.bias.float() for op in ops if op.bias is not None]
         panels = np.empty(0)
         for i, layer in enumerate(layers):  # one by one, for there may not be room for all twice
-            parts = np.split(plain(ops[i].weight), 2 if name == "gate_up" else 1)
+            matrix = plain(ops[i].weight)
+            if name in into and matrix.dtype == np.float32:
+                matrix = matrix * norm_weight(getattr(layer, into[name]))
+            parts = np.split(matrix, 2 if name == "gate_up" else 1)
             found = np.stack([in_panels(one) for one in parts])
             panels = panels if i else np.empty((len(layers), *found.shape), found.dtype)
             panels[i] = found
@@ -97,13 +101,13 @@ def _copy_weights(transformer: Transformer) -> Weights:
     head = in_panels(plain(transformer.head.weight))
     if head.dtype == np.uint32:
         vars(transformer)["head"] = InPanels(head[None], config.vocab_size, None)
-    all_norms = [norm for layer in layers for norm in (layer.norm_1, layer.norm_2)]
-    rope = transformer.rope_table
+    rope, num_norms = transformer.rope_table, 0
     if rope.dtype != torch.float32:
-        rope = rope_table(config)  # not rounded to 16 bits
+        rope, num_norms = rope_table(config), len(layers)  # not rounded to 16 bits
+    apart = [norm for layer in layers[:num_norms] for norm in (layer.norm_1, layer.norm_2)]
     return Weights(
         embedding=plain(transformer.embedding),
-        norms=stack(map(norm_weight, [*all_norms, transformer.norm])), head=head,
+        norms=stack(map(norm_weight, apart)), norm=norm_weight(transformer.norm), head=head,
         q_norm=norms("q_norm"), k_norm=norms("k_norm"),
         rope=plain(rope),
         windows=np.array([window or 0 for window in config.windows]),
@@ -274,12 +278,13 @@ class Program:
             return np.zeros(shape, np.int64)
 
         qkv, out = floats(rows, heads, c.head_dim), floats(rows, found, c.head_dim)
+        x = floats(rows, c.hidden_size)
         b = Buffers(
             token_ids=whole(rows), positions=whole(rows), slots=whole(rows),
             query_start=whole(seqs + 1), context_lens=whole(seqs),
             block_tables=whole(seqs, max_blocks),
             kv=self.packed.address, write=0, attend=0, kv_heads=c.num_kv_heads,
-            x=floats(rows, c.hidden_size), normed=floats(rows, c.hidden_size), scale=floats(rows),
+            x=x, normed=np.empty_like(x) if len(self.weights.norms) else x, scale=floats(rows),
             squares=floats(-(-c.hidden_size // UNIT), rows),
             qkv=qkv.reshape(rows, -1), heads=qkv, attended=out.reshape(rows, -1), heads_out=out,
             gate_up=floats(rows, 2 * c.intermediate_size),

@@ -75,7 +75,7 @@ def weights_of(transformer: Transformer, block_size: int) -> Weights:
             products[name] = np.stack([step.norm_weight(norm) for norm in norms])
         head: Any = transformer.head
         _weights[transformer] = Weights(
-            **products, head=step.plain(head.weight), norm=kept.norms[-1],
+            **products, head=step.plain(head.weight), norm=kept.norm,
             embedding=kept.embedding, rope=kept.rope, eps=kept.eps, block_size=block_size,
         )  # fmt: skip
     return _weights[transformer]._replace(block_size=block_size)
