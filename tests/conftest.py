@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked_kernels import Kernels
+from forked import Kernels
 from hypothesis import HealthCheck, settings
 
 # Behind the notebooks, files that take longest, in this order. Then the others, and last the one
@@ -68,7 +68,7 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid):
             file, _, test = nodeid.partition("::")
             if file.endswith(".ipynb") and not config.getoption("chapter"):
-                return "notebooks"  # there is one fork server
+                return "notebooks"  # a kernel may take 700 MB: one at a time
             if file.endswith("test_install.py"):
                 return nodeid  # each fills an environment of its own
             part = re.search(r"\[(\d\d\.\d)" if "four_ways" in file else r"(with \w+)\]$", test)
