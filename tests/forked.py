@@ -29,8 +29,9 @@ import pytest
 STARTED = "09_cpu_kernels.ipynb"
 # What CUDA has begun in a process cannot be copied.
 FORKS = sys.platform == "linux" and shutil.which("nvidia-smi") is None
+LONGEST = 1 << 18  # bytes of a request: it holds an environment
 
-address = ""  # of the fork server, once there is one
+to_server: socket.socket | None = None
 
 
 class Kernels:
@@ -73,41 +74,35 @@ class Kernels:
 
 def start_server() -> None:
     """It ends with this process, which waits for it: its time is then counted as ours."""
-    global address
-    address = f"\0minikv-{os.getpid()}"
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen()
-    alive, hold = os.pipe()  # nothing is ever written: its end is that of this process
+    global to_server
+    to_server, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     code = f"""import sys; sys.path[0] = {str(Path(__file__).parent)!r}
-import forked; forked.serve({listener.fileno()}, {alive}, {address!r})"""
-    server = subprocess.Popen([sys.executable, "-c", code], pass_fds=(listener.fileno(), alive))
+import forked; forked.serve({its.fileno()})"""
+    with its:
+        server = subprocess.Popen([sys.executable, "-c", code], pass_fds=[its.fileno()])
     atexit.register(server.wait)
-    atexit.register(os.close, hold)
-    listener.close()
-    os.close(alive)
+    atexit.register(server.terminate)
 
 
 class Forked:
     """A process that is forked to do what `command` says, with what is asked of a
-    `subprocess.Popen`."""
+    `subprocess.Popen`. Raises OSError if there is no fork server any more: what it wrote says why.
+    """
 
     stderr = None
 
     def __init__(
         self, command: list[str], *, stdin=None, stdout=None, env=None, cwd=None, ray=True, **_
     ):
-        if not address:
+        if to_server is None:
             start_server()
-        self._line = socket.socket(socket.AF_UNIX)
-        self._line.connect(address)
-        theirs, self.stdin = pipe() if stdin == subprocess.PIPE else (nothing(), None)
-        self.stdout, to_us = pipe() if stdout == subprocess.PIPE else (None, nothing("wb"))
-        with theirs, to_us:
-            socket.send_fds(self._line, [b"."], [theirs.fileno(), to_us.fileno()])
-        self._line.sendall(pickle.dumps((command, env, cwd, ray)))
-        self.pid = int(self._line.recv(20) or 0)
-        assert self.pid, "the fork server has ended; what it wrote says why"
+        self._line, line = socket.socketpair()
+        source, self.stdin = pipe() if stdin == subprocess.PIPE else (nothing("rb"), None)
+        self.stdout, sink = pipe() if stdout == subprocess.PIPE else (None, nothing("wb"))
+        with line, source, sink:
+            theirs = [file.fileno() for file in (line, source, sink, to_server)]
+            socket.send_fds(to_server, [pickle.dumps((command, env, cwd, ray))], theirs)
+        self.pid = int(self._line.recv(20))
         self._end = os.pidfd_open(self.pid)
 
     def poll(self) -> int | None:
@@ -127,11 +122,11 @@ class Forked:
 
 def pipe():
     """Its ends, to read and to write."""
-    ours, theirs = os.pipe()
-    return open(ours, "rb", buffering=0), open(theirs, "wb", buffering=0)
+    source, sink = os.pipe()
+    return open(source, "rb", buffering=0), open(sink, "wb", buffering=0)
 
 
-def nothing(mode: str = "rb"):
+def nothing(mode: str):
     return open(os.devnull, mode)
 
 
@@ -144,46 +139,50 @@ def start_worker(io, command: list[str], execmodel) -> None:
 # ── The fork server, and what it forks ────────────────────────────────────────
 
 
-def serve(listener_fd: int, alive: int, its_address: str) -> None:
-    """Fork whenever somebody asks, until who has started this is gone."""
-    global address
-    address = its_address
+def serve(ours: int) -> None:
+    """Fork whenever somebody asks, until nobody is left who can."""
     import preloaded  # noqa: F401
 
-    listener = socket.socket(fileno=listener_fd)
+    asked = socket.socket(fileno=ours)
     signal.signal(signal.SIGCHLD, bury)
     interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    while alive not in select.select([listener, alive], [], [])[0]:
-        line, _ = listener.accept()
+    while True:
+        request, files, _, _ = socket.recv_fds(asked, LONGEST, 4)
+        if not request:
+            return
         if os.fork() == 0:
-            listener.close()
-            os.close(alive)
+            asked.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, interrupted)
-            be_forked(line)
-        line.close()
+            be_forked(*pickle.loads(request), *files)
+        for file in files:
+            os.close(file)
 
 
 def bury(*_) -> None:
+    """Have the time of those that ended counted as ours."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
-def be_forked(line: socket.socket) -> None:
-    """Do what is asked for, and end."""
-    _, streams, _, _ = socket.recv_fds(line, 1, 2)
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
-    with line.makefile("rb") as asked:
-        command, *others = pickle.load(asked)
+def be_forked(command, env, cwd, ray, line, source, sink, server) -> None:
+    """Be what this command would start, a module of Python's or a worker of pytest, and end."""
+    global to_server
+    to_server, asker = socket.socket(fileno=server), socket.socket(fileno=line)
+    for number, file in enumerate((source, sink)):
+        os.dup2(file, number)
+        os.close(file)
     status = 1
     try:
         if "-m" in command:
             os.setsid()  # it leads a group of its own, which signals are sent to
-        line.sendall(b"%d" % os.getpid())
-        become(line, command, *others)
+        asker.sendall(b"%d" % os.getpid())
+        if "-m" in command:
+            be_module(command, env, cwd, ray, asker)
+        else:
+            asker.close()
+            be_worker()
         status = 0
     except SystemExit:
         status = 0
@@ -194,18 +193,20 @@ def be_forked(line: socket.socket) -> None:
         os._exit(status)
 
 
-def become(line, command: list[str], env: dict, cwd: str, ray: bool) -> None:
-    """Be what this command would start: a module of Python's, or a worker of pytest. Without `ray`
-    where Ray is not installed: its processes take half a minute to start, and 2 GB."""
+def be_worker() -> None:
+    """Do what execnet sends."""
     import matplotlib
+
+    matplotlib.use("agg")  # the fork server has that of notebooks
+    with open(0, "rb", buffering=0, closefd=False) as sent:
+        exec(eval(sent.readline()), {"__name__": "__main__"})
+
+
+def be_module(command: list[str], env: dict, cwd: str, ray: bool, asker: socket.socket) -> None:
+    """Without `ray` where Ray is not installed: its processes take half a minute to start, and
+    2 GB."""
     import preloaded
 
-    if "-m" not in command:
-        line.close()
-        matplotlib.use("agg")  # the fork server has that of notebooks
-        with open(0, "rb", buffering=0, closefd=False) as asked:
-            exec(eval(asked.readline()), {"__name__": "__main__"})
-        return
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     os.environ.clear()
     os.environ.update(env)
@@ -214,15 +215,14 @@ def become(line, command: list[str], env: dict, cwd: str, ray: bool) -> None:
     if not ray:
         sys.modules["ray"] = None
     if "ipykernel_launcher" in command:
-        Thread(target=end_with, args=[line], daemon=True).start()
-    else:  # a judge ends when its stdin does
-        line.close()
-    module = command[command.index("-m") + 1 :]
-    sys.argv = module
-    runpy.run_module(module[0], run_name="__main__", alter_sys=True)
+        Thread(target=end_with, args=[asker], daemon=True).start()
+    else:  # a judge: it ends when its stdin does, and asks for nothing
+        asker.close()
+        to_server.close()
+    sys.argv = command[command.index("-m") + 1 :]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
-def end_with(line: socket.socket) -> None:
-    """End when who has asked is gone."""
-    line.recv(1)
+def end_with(asker: socket.socket) -> None:
+    asker.recv(1)
     os._exit(1)
