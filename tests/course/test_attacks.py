@@ -21,7 +21,10 @@ from minikv.course.exercise_data.manifest import find
 from minikv.course.grading import grade
 from minikv.course.judge import containment, namespaces, process
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has these fences")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has these fences"),
+    pytest.mark.usefixtures("started_judge"),
+]
 ONE = find("04.1")
 WRONG = {"BlockPool.allocate": "def allocate(self):\n    return 0"}
 LEVELS = {  # the fences that are left out

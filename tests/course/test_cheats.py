@@ -23,6 +23,8 @@ from minikv.course.judge.namespaces import attempted
 from minikv.course.judge.scenarios import difference
 from minikv.course.judge.without_reference import without_reference
 
+pytestmark = pytest.mark.usefixtures("started_judge")
+
 APART = pytest.mark.skipif(
     "read your files and the answers" not in containment.reach()[0],
     reason="this system keeps nobody from reading",
