@@ -1,8 +1,5 @@
 """Random programs for an engine with everything switched on, and a player that may interrupt them.
-
-A program is a list of operations, each a name and its numbers, that makes sense whichever
-operations are left out: so one that fails can be made shorter, by `shortened`.
-"""
+Any operations may be left out: so one that fails is made shorter, by `shortened`."""
 
 import itertools
 import os

@@ -1,7 +1,5 @@
-"""The benchmarks run, say where and how often they measured, and refuse what they cannot read.
-
-No test looks at a clock: what a figure is depends on the machine, that it is there does not.
-"""
+"""The benchmarks run, say where and how often they measured, and refuse what they cannot read. No
+test looks at a clock."""
 
 import argparse
 import json

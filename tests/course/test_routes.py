@@ -1,5 +1,4 @@
-"""The shorter routes: what they name exists, they take the time that they claim, and the reader's
-choice decides what comes next."""
+"""The shorter routes: what they name exists, they take their time, and decide what comes next."""
 
 import builtins
 import re

@@ -1,5 +1,4 @@
-"""The compiled backend: kernels against the oracle, then the engine on them, then what happens
-where they cannot be used."""
+"""The compiled backend: kernels against the oracle, the engine on them, and without."""
 
 import logging
 import os

@@ -1,7 +1,5 @@
-"""What `bench gpu` would measure, at tiny sizes and by a clock that makes times up.
-
-That inputs, outputs, bytes, shares and verdicts are right needs no GPU.
-"""
+"""What `bench gpu` would measure, at tiny sizes and by a clock that makes times up: inputs,
+outputs, bytes, shares and verdicts need no GPU."""
 
 import json
 from types import SimpleNamespace

@@ -1,8 +1,4 @@
-"""Every way in, with real downloads into empty environments: `make test-install`, which is slow.
-
-What only the places themselves can show is left out: their images, their front ends, their
-limits on memory.
-"""
+"""Every way in, with real downloads into empty environments: `make test-install`, which is slow."""
 
 import json
 import os

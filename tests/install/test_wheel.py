@@ -1,8 +1,5 @@
-"""`pip install minikv` and `minikv start`: the wheel, in an environment of its own.
-
-The environment finds the other packages where this one has them; nothing is downloaded. It finds
-no Numba, which would compile the engine's step anew for a minute.
-"""
+"""`pip install minikv` and `minikv start`: the wheel, in an environment of its own that finds other
+packages here, and no Numba, which would compile for a minute."""
 
 import json
 import os

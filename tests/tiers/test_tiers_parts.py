@@ -1,7 +1,4 @@
-"""The small pieces: names, entries, costs, the host's pool.
-
-Moves, the break-even length, safe files and the check of a session are what chapter 12's exercises
-examine, against other solutions."""
+"""The small pieces: names, entries, costs, the host's pool. Chapter 12 examines others."""
 
 import random
 from collections import Counter

@@ -1,10 +1,7 @@
 """What is written into the README and the notebooks: `python -m minikv.course buttons`.
 
-The address of the published course: into the README (badges, and the line that fetches the
-course), into every notebook (a line of links under the first heading, and a cell that fetches the
-course in Google Colab) and into CITATION.cff. It is `Repository` in pyproject.toml, and is written
-nowhere else. Without one, all of these are left out. And under the headings of sections the routes
-that take them, which are those of routes.toml.
+The address of the course, `Repository` in pyproject.toml, goes into badges, links, a cell for
+Colab and CITATION.cff, or nowhere if there is none; the routes of routes.toml under headings.
 """
 
 import json

@@ -1,9 +1,5 @@
-"""Lays out an empty chapter: its folder, its notebook, its tests. See CONTRIBUTING.md.
-
-    python -m minikv.course new 20 sparse_attention
-
-This is the smallest chapter that passes lint, with one exercise that you replace.
-"""
+"""`python -m minikv.course new 20 sparse_attention`: the smallest chapter that passes lint, with
+one exercise that you replace. See CONTRIBUTING.md."""
 
 import argparse
 import re

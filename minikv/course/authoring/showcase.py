@@ -1,9 +1,6 @@
 """The README's pictures, made from live objects: `python -m minikv.course pictures`.
 
-`docs/block-tables.gif` is chapter 04's and 05's player, `docs/block-tables.html` the same with
-buttons, for the site, and `docs/failing-check.svg` what a check says of a wrong solution.
-`docs/cache-at-work.gif` is the page of `python -m minikv serve` in Chromium; without one it stays
-as it is.
+`cache-at-work.gif` is the page of `python -m minikv serve` in Chromium; without one it stays.
 """
 
 import io

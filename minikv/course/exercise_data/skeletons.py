@@ -1,9 +1,7 @@
-"""Makes the files in `exercises/` from the reference. They are never edited by hand.
+"""Makes the files in `exercises/` from the reference: `python -m minikv.course skeletons`.
 
-    python -m minikv.course skeletons    # writes exercises/chNN_name.py for every chapter
-
-A skeleton is the reference's own text. What an exercise asks for has lost its body or
-has a bug in it; the rest is unchanged. A test makes all skeletons again and compares.
+What an exercise asks for has lost its body or has a bug in it; the rest is the reference's own
+text. Nobody edits these files by hand: a test makes all of them again and compares.
 """
 
 import ast

@@ -1,12 +1,8 @@
 """`python -m minikv grade FOLDER …`: check the exercises of a whole class.
 
-What a class has handed in is found by `hand_ins`. Each exercise runs in its own
-process, with limits on time, memory, processes and files; the process that writes its mark never
-imports it. docs/GRADING.md says what that keeps out, and what it does not.
-
-A mark says what was seen of a solution, and the process that runs it has no answers. Code may
-still hold answers of its own, or change what is seen. So the table also names each line that is not
-plain code, for a person to read.
+Each exercise runs in its own process, with limits; the process that writes its mark never imports
+it. Code may still hold answers, so the table names each line that is not plain code, for a person
+to read. docs/GRADING.md says what all this keeps out, and what it does not.
 """
 
 import argparse

@@ -1,5 +1,4 @@
-"""What `grade` says of a class: in the terminal, and as tables for a spreadsheet, for Moodle's and
-Canvas's gradebooks and for a CI system. `class_page` has the page."""
+"""What `grade` says of a class: in a terminal, as tables for spreadsheets, gradebooks and CI."""
 
 import csv
 import io

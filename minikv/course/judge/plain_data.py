@@ -1,8 +1,7 @@
 """What is seen of a reader's code, as plain data: numbers, texts, tensors, and lists of them.
 
-`kept` copies a value. `pack` makes bytes of it, and `unpack` the value again in the process that
-judges. Nothing in those bytes is code, so unlike a pickle they can be read without trust in who
-wrote them; and an object that says it is equal to everything does not arrive as one.
+`kept` copies a value, `pack` makes bytes of it, and `unpack` the value again where it is judged.
+Unlike a pickle nothing in them is code, so who wrote them need not be trusted.
 """
 
 import json

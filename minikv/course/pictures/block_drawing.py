@@ -1,9 +1,5 @@
-"""How the viewer draws a pool and its block tables: the places, then the ink.
-
-A slot is a small square. A block is a rounded row of slots, with its id at the left and
-its reference count at the right. Logical blocks are on the left, physical ones on the
-right, and each entry of a block table is an arrow between them.
-"""
+"""How the viewer draws a pool and its block tables: the places, then the ink. Logical blocks are on
+the left, physical ones on the right, entries of block tables are arrows between them."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,8 +1,7 @@
 """How recordings of blocks are drawn: the ink, one legend, and steps beside each other.
 
-A `Scene` is some steps of a recording, drawn with the same places, so that only what changes
-moves, over one legend. A slot is a small square, a block a rounded row of slots or a box with its
-text. All measures are inches from the upper left corner; the width of a text is estimated.
+Steps of a `Scene` have the same places, so only what changes moves. Measures are inches from the
+upper left corner; the width of a text is estimated.
 """
 
 import textwrap

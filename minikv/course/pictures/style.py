@@ -1,9 +1,5 @@
-"""What the pictures of every chapter share: colours, letters and paper.
-
-A sequence has a colour and a letter, so that colour is never alone. Pictures are
-drawn on white paper, whatever the theme around them: they also have to print.
-Nothing here goes through pyplot, so a picture is shown once and leaves no state.
-"""
+"""What the pictures of every chapter share: colours with letters, so that colour is never alone,
+and white paper: they also have to print. Without pyplot a picture leaves no state."""
 
 import re
 from base64 import b64encode

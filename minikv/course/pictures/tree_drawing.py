@@ -1,10 +1,7 @@
 """How trees of blocks are drawn: the radix prefix cache, and the beams of a beam search.
 
-A block's column is its place in the sequence: block 0 of every prompt is at the left, and
-each next block is to the right of the one before. Its row is that of its branch. Rows and
-columns are chosen from all steps together, so a block stays in place as long as it lives;
-a node that is split is cut, and its blocks don't move. Over a block stand its id and its
-reference count. All measures are inches from the upper left corner.
+A block's column is its place in the sequence, its row is that of its branch; it keeps both as long
+as it lives, also where a node is split. All measures are inches from the upper left corner.
 """
 
 import re

@@ -1,8 +1,5 @@
-"""Does this machine run the course? `python -m minikv doctor` computes the answer.
-
-One line per check: `ok` and what was computed, `skip` and why, or `FAIL`, why, and
-what to do. A check that breaks does not stop the others.
-"""
+"""`python -m minikv doctor`: does this machine run the course? One line per check: `ok`, `skip` or
+`FAIL`, with what was computed, why, and what to do."""
 
 import argparse
 import importlib.metadata

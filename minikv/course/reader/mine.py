@@ -1,9 +1,7 @@
 """The reader's own parts in this process: what the cells of a notebook go on with.
 
-    slot_mapping = mine("04.3")      # yours once 04.3 is passed, the reference's until then
-
-A file is read anew at every call, so a cell gets what is saved now. Only code that has passed
-its check runs here; a check runs everything else, in a process of its own.
+A file is read anew at every call. Only code that has passed its check runs here; a check runs
+everything else, in a process of its own.
 """
 
 import ast

@@ -1,9 +1,4 @@
-"""The shorter routes through the course: which sections and exercises each takes (`routes.toml`).
-
-routes()["weekend"]      # its sections, exercises and bridges, by chapter
-choose("weekend")        # what `minikv start --route weekend` does
-chosen()                 # the reader's, or None: everything
-"""
+"""The shorter routes through the course: the sections and exercises of each (`routes.toml`)."""
 
 import re
 import tomllib

@@ -1,8 +1,7 @@
 """What a reader's pages are made of: paragraphs, badges, and links that open a file.
 
-Every page stands on its own: it has no style sheet, takes its text colour from the theme
-around it, and never says anything by colour alone. In JupyterLab a link opens the exercise
-file beside the notebook, at the line. Anywhere else it is an ordinary link.
+Every page stands on its own, without a style sheet, in the theme around it, and never says
+anything by colour alone. In JupyterLab a link opens the file beside the notebook, at the line.
 """
 
 import json

@@ -1,8 +1,4 @@
-"""Pictures of chapter 01: tables of squares, one layer, heads in groups, turns, and repeated work.
-
-Each function takes what the notebook has computed and returns a Picture; `RepeatedWork` is a
-player.
-"""
+"""Pictures of chapter 01: tables of squares, one layer, heads in groups, turns, repeated work."""
 
 import math
 from collections.abc import Sequence

@@ -1,8 +1,5 @@
-"""What the compiler makes of a kernel, for a GPU that need not be there.
-
-Compiler and interpreter do not share a process. `decode` compiles in one of its own, whatever
-this one does; in a process with TRITON_INTERPRET=0 a `Compiler` can take any kernel's place.
-"""
+"""What the compiler makes of a kernel, for a GPU that need not be there; not in the interpreter's
+process: `decode` has one of its own."""
 
 import json
 import os

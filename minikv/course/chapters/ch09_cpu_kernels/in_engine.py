@@ -1,8 +1,4 @@
-"""The kernels of chapter 09 in the engine, and how fast it is with them.
-
-speed(lm, KernelAttention.of(decode))       # tokens per second of the real engine
-speed(lm, step=decode_step)                 # the same with decode steps as one program
-"""
+"""The kernels of chapter 09 in the engine, and how fast it is with them: `speed(lm, …)`."""
 
 from collections.abc import Callable
 from copy import copy

@@ -1,8 +1,4 @@
-"""Pictures of chapter 09: which block is read when, and how fast K and V can be read.
-
-walks = [walk("by head", answers, [kernel], q, kv, tables, lens)]   # what it really reads, watched
-walks_widget(walks)                                                 # on the pool, over time
-"""
+"""Pictures of chapter 09: which block is read when, and how fast K and V can be read."""
 
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass

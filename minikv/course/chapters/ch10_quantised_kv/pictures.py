@@ -1,7 +1,4 @@
-"""Pictures of chapter 10: rulers, a block before and after, channels of K, what formats cost.
-
-OutlierFilm(block, channel=9).widget()    # a player: one channel grows, step by step
-"""
+"""Pictures of chapter 10: rulers, a block before and after, channels of K, what formats cost."""
 
 import math
 from collections.abc import Mapping
