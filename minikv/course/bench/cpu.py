@@ -132,8 +132,7 @@ def run(args: argparse.Namespace) -> BenchTable:
 def in_both_dtypes(
     name: str, repeats: int, steps: int, progress: tqdm
 ) -> Iterator[tuple[dict[str, Any], Aim]]:
-    """Rows of decode steps of a model of this shape in bfloat16, each with its aim: how many times
-    as fast as in float32, and of the rate of memory."""
+    """Rows of decode steps in bfloat16: times as fast as in float32, and of the memory's rate."""
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     models = {one: random_model(**SHAPES[name], dtype=dtype) for one, dtype in dtypes.items()}
     size = models["bfloat16"][1]

@@ -58,8 +58,7 @@ class Recording:
         raise NotImplementedError
 
     def picture(self, steps: Sequence[int] | None = None, caption: str = "") -> style.Picture:
-        """All steps, or those named, from left to right, line by line. `caption` is the line
-        under them; by default it counts blocks."""
+        """All steps, or those named; `caption`: the line under them, by default blocks counted."""
         indices = range(len(self.taken()))
         chosen = list(indices) if steps is None else [indices[i] for i in steps]
         if not chosen:

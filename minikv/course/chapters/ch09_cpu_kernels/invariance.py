@@ -58,8 +58,6 @@ def attend_step(
     return found
 
 
-# ── The engine, asked the same in several ways ────────────────────────────────
-
 WAYS = ("cold", "warm", "in a batch", "in chunks")
 
 
