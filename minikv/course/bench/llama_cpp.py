@@ -272,9 +272,7 @@ class Context:
 @contextmanager
 def contexts(config: minikv.ModelConfig, state: dict) -> Iterator[Callable[..., Context]]:
     """make(kv_type="float32", num_cells=256, num_seqs=4, num_threads=1, shares_cells=True) gives a
-    context of this model, for as long as the `with` lasts. With shares_cells=False each sequence
-    has an equal part of the cells, and attention looks at that alone. Raises ValueError, with the
-    reason, where there is no llama.cpp."""
+    context; else each sequence has an equal part of the cells. ValueError without llama.cpp."""
     spec = importlib.util.find_spec("xllamacpp")
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(GONE)

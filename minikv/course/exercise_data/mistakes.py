@@ -71,11 +71,8 @@ def text_of_mistake(exercise: Exercise, mistake: Mistake) -> str:
 
 
 def read(file: Traversable, chapter: Chapter) -> dict[str, tuple[Mistake, ...]]:
-    """The mistakes in one chapter's file, by exercise.
-
-    Raises ValueError with file, exercise and mistake for a record that is not of the form above,
-    or that no longer fits the reference's text.
-    """
+    """The mistakes in one chapter's file, by exercise. Raises ValueError with file, exercise and
+    mistake for a record that has another form, or no longer fits the reference's text."""
     try:
         records = tomllib.loads(file.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:

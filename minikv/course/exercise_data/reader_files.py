@@ -312,10 +312,8 @@ def holder_of(chapter: Chapter, path: str) -> Any:
 
 
 def borrow(chapter: Chapter, module: ModuleType, kept: set[str]) -> list[Swap]:
-    """Replace the reference by the reader's parts of the exercises in `kept`, in this process.
-
-    Returns what was done, for `give_back`.
-    """
+    """Replace the reference by the reader's parts of the exercises in `kept`, in this process;
+    returns what was done, for `give_back`."""
     swaps: list[Swap] = []
     for path, id_ in chapter.places.items():
         name = path.partition(".")[0]

@@ -133,9 +133,7 @@ def indented(new: list[str], lines: list[str], node: ast.stmt) -> list[str]:
 
 def fill(text: str, sources: dict[str, str]) -> str:
     """`text` with definitions replaced, each by path; a source under "" goes below the imports.
-
-    Raises ValueError if there is no such definition.
-    """
+    Raises ValueError if there is no such definition."""
     for path, source in sources.items():
         lines, tree = lines_of(text), ast.parse(text)
         if path == "":

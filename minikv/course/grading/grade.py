@@ -204,10 +204,8 @@ def _not_checked(exercise: Exercise, error: Exception, status: str = "failed") -
 def grades(
     pool: Executor, store: "Store", students: list[Student], exercises: list[Exercise]
 ) -> Iterator[tuple[Student, Result]]:
-    """Each exercise of each student, as they come. Workers go through the class exercise by
-    exercise, because a process remembers what the reference gives. Students who handed in the
-    same file, byte for byte, share its reports: it is checked once. What a limit has ended is
-    checked again at the end, one by one: then nothing of ours keeps it from the processor."""
+    """Each exercise of each student, as they come: exercise by exercise, because a process
+    remembers the reference; equal files once; what a limit has ended once more at the end."""
     waiting: dict[Future, tuple[Exercise, bytes, list[Student]]] = {}
     files: dict[tuple[Student, str], bytes | OSError | None] = {}
     for exercise in exercises:

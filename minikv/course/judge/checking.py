@@ -88,11 +88,8 @@ def check(
 
 
 def runs_model(*exercises: str):
-    """Make the decorated function what runs tinypy on the parts of these exercises.
-
-    It returns what it did as a sentence with figures, and raises AssertionError if the
-    tokens are not the oracle's.
-    """
+    """Make the decorated function what runs tinypy on the parts of these exercises. It returns a
+    sentence with figures, and raises AssertionError if the tokens are not the oracle's."""
 
     def register(run: Callable[[Any, minikv.LanguageModel], str]):
         MODEL_RUNS.update(dict.fromkeys(exercises, run))

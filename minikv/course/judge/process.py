@@ -142,10 +142,7 @@ def _in_child(
     far: float | None = None,
     hear: Callable[[dict], None] = lambda message: None,
 ) -> tuple[list[dict], Line | None, str]:
-    """(what it reported, how it ended if badly, what it printed).
-
-    `hear` gets what it reports, as it does.
-    """
+    """(what it reported, how it ended if badly, what it printed); `hear` gets reports at once."""
     found: list[dict] = []
 
     def listen(message: dict) -> None:
@@ -506,11 +503,8 @@ def _keep_players(control: socket.socket, apart: bool) -> None:
 
 
 def _wait(pid: int, job: dict, control: socket.socket) -> tuple[int | None, str | None, bool]:
-    """(exit status of a player, the limit that it broke, whether the judge has dismissed it).
-
-    The status is None if it was ended because it did not end. It is also ended when the judge has
-    heard enough, and with it all that it started.
-    """
+    """(exit status of a player, the limit that it broke, whether the judge has dismissed it). The
+    status is None if it had to be ended, with all that it started."""
     looked = began = monotonic()
     pause, over, dismissed, busy = 0.001, None, False, False
     scratch = str(Path(job["folder"], "scratch"))

@@ -85,11 +85,8 @@ class Log:
         self.events.append(Event(text, values))
 
     def call(self, text: str, function: Callable, *arguments: Any, see: bool = True) -> Any:
-        """Call `function` and note what it returns, or what it raises; returns what it returns,
-        None after an error. With see=False the value itself is not compared.
-
-        An argument that can be changed is looked at again afterwards.
-        """
+        """Call `function` and note what it returns or raises, and arguments that changed; returns
+        the same, None after an error. With see=False the value itself is not compared."""
         before = [kept(one) for one in arguments]
         event = Event(text, is_call=True)
         self.events.append(event)
@@ -242,11 +239,8 @@ def scenario(
     read: Callable[[list[Event]], list[Event]] = sealed,
     in_turn: bool = False,
 ) -> None:
-    """Make `groups` lines of the report of `exercise`, in this order.
-
-    `play` runs beside the reader's code, and what it notes is all that is believed. `read` runs
-    where the notes are judged: it may put them into other words before they are compared.
-    """
+    """Make `groups` lines of the report of `exercise`, in this order. `play` runs beside the
+    reader's code; `read`, where notes are judged, may put them into other words before."""
     made = Scenario(exercise, play, groups, read, in_turn)
     SCENARIOS.setdefault(exercise, []).append(made)
     lines = checking.CHECKS.setdefault(exercise, [])

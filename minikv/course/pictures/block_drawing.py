@@ -123,12 +123,8 @@ class TableLayout:
 
     @classmethod
     def fitting(cls, steps: Sequence[Snapshot], width: float, most: float) -> "TableLayout":
-        """The largest with slots up to `most` that is no wider than `width`.
-
-        Tokens are cut shorter, and a pool of many blocks has fewer and longer columns, where
-        slots can be larger for it.
-        The arrows get some of the width that is left.
-        """
+        """The largest with slots up to `most` that is no wider than `width`: tokens are cut, large
+        pools have fewer and longer columns, arrows get some of what is left."""
         layouts: list[TableLayout] = []
         for rows, letters in [(ROWS[0], 6), (ROWS[0], 4), *((rows, 3) for rows in ROWS)]:
             slot = most

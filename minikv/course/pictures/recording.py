@@ -29,11 +29,8 @@ def check_surface(what: str, thing: object, names: Sequence[str]) -> None:
 
 
 class Recording:
-    """Snapshots, in the order in which they were taken, and the ways to look at them.
-
-    A snapshot has `words` and `warnings`. Each kind of recording defines what it copies, and
-    how that is told and drawn.
-    """
+    """Snapshots in the order in which they were taken, with `words` and `warnings`. Each kind of
+    recording defines what it copies, and how that is told and drawn."""
 
     title: str  # "Block tables"
 

@@ -131,10 +131,8 @@ def svg(figure: "Figure") -> bytes:
 
 
 class Picture:
-    """A figure with the words that stand for it where it cannot be seen.
-
-    As the last line of a cell it shows itself, with `caption`, if any, in a line below.
-    """
+    """A figure with the words that stand for it where it cannot be seen. As a cell's last line it
+    shows itself, with `caption`, if any, in a line below."""
 
     def __init__(self, figure: "Figure", alt: str, caption: str = ""):
         self.figure, self.alt, self.caption = figure, alt, caption

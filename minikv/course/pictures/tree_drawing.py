@@ -88,11 +88,8 @@ class DrawnTree:
 
 
 def rows_of(trees: Sequence[Sequence[Place]]) -> tuple[dict[Place, int], int]:
-    """A row for each place, and how many rows there are.
-
-    The first child stands beside its parent, the others below. Branches that are never
-    there at the same step may have the same rows.
-    """
+    """A row for each place, and how many rows there are. The first child stands beside its parent,
+    the others below. Branches that are never there together may share rows."""
     steps: dict[Place, set[int]] = {}
     children: dict[Place, list[Place]] = {(): []}
     for step, places in enumerate(trees):

@@ -223,10 +223,8 @@ def _matmul_error(device: str) -> float:
 
 
 def _kernel_probe(device: str, interpret: str) -> str:
-    """What is wrong with the cache-write kernel on `device`; empty when nothing is.
-
-    In a process of its own: `TRITON_INTERPRET` counts only before triton is imported.
-    """
+    """What is wrong with the cache-write kernel on `device`, or "". In a process of its own:
+    `TRITON_INTERPRET` counts only before triton is imported."""
     probe = subprocess.run(
         [sys.executable, "-c", KERNEL_PROBE, device],
         env={**os.environ, "TRITON_INTERPRET": interpret},

@@ -94,10 +94,8 @@ def save(exercise_id: str, changed: Entry) -> None:
 
 
 def note(report: Report, alone: bool = True) -> None:
-    """Keep the result of a check, and tell the report what it can only know from here.
-
-    `alone`: on the reference's other parts; a failure on others does not undo a pass.
-    """
+    """Keep the result of a check, and tell the report what it can only know from here. `alone`: on
+    the reference's other parts; a failure on others does not undo a pass."""
     now, kept = time.time(), entry(report.exercise)
     if report.status not in ("not started", "not finished"):
         if report.saved is not None and kept.last is not None:

@@ -123,10 +123,7 @@ def preformatted(text: str) -> str:
 
 
 def open_notebook() -> Path | None:
-    """The notebook for which JupyterLab started this process; None if there is no such page.
-
-    Notebooks that are only run and stored have none.
-    """
+    """The notebook for which JupyterLab started this process; None where it is only run."""
     name = os.environ.get("JPY_SESSION_NAME", "")
     return Path(name) if name.endswith(".ipynb") else None
 

@@ -87,10 +87,8 @@ def token_bytes(lm: LanguageModel, ids: Sequence[int]) -> torch.Tensor:
 
 
 def bits_per_byte(nats: torch.Tensor, num_bytes: torch.Tensor, bins: int = 1) -> torch.Tensor:
-    """Bits per byte in `bins` stretches of equally many tokens, (bins,) float64.
-
-    nats (T - 1,) of the tokens 1 … T - 1, num_bytes (T,).
-    """
+    """Bits per byte in `bins` stretches of equally many tokens, (bins,) float64. nats (T - 1,) of
+    the tokens 1 … T - 1, num_bytes (T,)."""
     spans = zip(nats.double().tensor_split(bins), num_bytes[1:].tensor_split(bins), strict=True)
     return torch.stack([n.sum() / math.log(2) / b.sum() for n, b in spans])
 

@@ -163,9 +163,8 @@ def rungs() -> dict[str, Rung]:
 class RunningTable(Table):
     """Tokens per second, bytes per token and memory wasted, for each rung, measured as it is made.
 
-    `upto`: the chapter whose rung is the last. `only`: chapters, if not all up to there.
-    `enough`: a rung whose first run takes so many seconds is not run again.
-    Raises AssertionError if two rungs give different tokens.
+    `upto`: the last rung's chapter. `only`: chapters. `enough`: a rung whose first run takes so
+    many seconds is not run again. Raises AssertionError if two rungs give different tokens.
     """
 
     def __init__(

@@ -273,10 +273,8 @@ def speeds_of_pairs(speeds: torch.Tensor) -> Picture:
 
 
 def turning_together(speed: float, distances, products, elsewhere) -> Picture:
-    """One pair of query and key at two places in a text, and q · k over the distance.
-
-    products: q · k with the key at position 0; elsewhere: (name, the same with another key).
-    """
+    """One pair of query and key at two places in a text, and q · k over the distance: `products`
+    with the key at position 0, and `elsewhere`, (name, the same with another key)."""
     title = "Query and key turn together: the angle between them depends on their distance"
     figure, row = panels(title, 3, 2.7, width_ratios=[1, 1, 1.6])
     for axes, key_at in zip(row, (0, 100), strict=False):

@@ -43,11 +43,8 @@ class Pass:
 
 
 class Film:
-    """A prompt and its greedy answer in two caches, a growing one and a preallocated one.
-
-    What is drawn has been seen in the caches' memory: a tensor at another address has been
-    written anew, and a slot whose content differs has been written.
-    """
+    """A prompt and its greedy answer in two caches, a growing one and a preallocated one. What is
+    drawn was seen in memory: a tensor elsewhere, or a slot that differs, has been written."""
 
     def __init__(self, lm: LanguageModel, prompt: str, grown, placed, passes: int = 8):
         self.capacity, self.passes = placed.capacity, []

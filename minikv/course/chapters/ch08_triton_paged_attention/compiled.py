@@ -21,12 +21,8 @@ TYPES = {
 
 
 class Compiler:
-    """Stands in for a kernel: a launch compiles it for those arguments, and notes the result.
-
-    results: gets a dict for each launch: kernel (its name), shared (bytes of shared memory a
-        program needs), type (of its first argument), ptx (text), cubin (hex text), num_warps,
-        num_stages, and the constants of the launch.
-    """
+    """Stands in for a kernel: each launch compiles it for those arguments and adds to `results` its
+    name, shared memory in bytes, type of the first argument, ptx, cubin (hex) and constants."""
 
     def __init__(self, kernel, arch: int, results: list[dict]):
         self.kernel, self.arch, self.results = kernel, arch, results

@@ -19,10 +19,8 @@ compiled: Any = njit(nogil=True, fastmath=FASTMATH, error_model="numpy")
 
 
 class Weights(NamedTuple):
-    """A model's weights as arrays, one for all N layers of a kind. float32, but for the last.
-
-    H query heads, K KV heads, D head dim; rope is cos and sin by position.
-    """
+    """A model's weights as arrays, one for all N layers of a kind, float32 but for the last. H
+    query heads, K KV heads, D head dim; rope is cos and sin by position."""
 
     embedding: np.ndarray  # (vocab, hidden)
     norm_1: np.ndarray  # (N, hidden)

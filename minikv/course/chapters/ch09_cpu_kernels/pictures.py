@@ -44,10 +44,8 @@ class Walk:
 def walk(
     way: str, module: ModuleType, calls: Seq[Callable], q, kv, tables, lens, num_bytes: int = 4
 ) -> Walk:
-    """Watch `calls`, one for each thread, each a function of (q, kv, tables, lens, out).
-
-    The kernels of `module` run as plain Python, so the arrays should be small.
-    """
+    """Watch `calls`, one for each thread, each a function of (q, kv, tables, lens, out). Kernels of
+    `module` run as plain Python, so the arrays should be small."""
     num_blocks, block_size, _, kv_heads, dim = kv.shape
     block = block_size * 2 * kv_heads * dim
     owner: dict[int, int] = {}

@@ -157,12 +157,8 @@ def one_by_one(kernel: Callable, calls: Sequence[tuple]) -> None:
 
 
 def in_turns(kernel: Callable, calls: Sequence[tuple]) -> int:
-    """Make the calls side by side, in an order that is always the same: one runs until it writes
-    to an array that others hold too, then the next has its turn. Returns how many elements one
-    call writes and another reads or writes.
-
-    The kernel is Python, and these are threads of which one runs at a time.
-    """
+    """Make the calls side by side, in one order: a thread runs until it writes to an array that
+    others hold too. Returns how many elements one call writes and another reads or writes."""
     watch, go_on = Watch(), threading.Condition()
     alive, turn = list(range(len(calls))), [0]
     who = threading.local()

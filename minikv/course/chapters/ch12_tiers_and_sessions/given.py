@@ -28,11 +28,8 @@ class EvictingPool(BlockPool):
 
 
 class SmallMachine:
-    """A device and a host of a few blocks, in which texts stand for K and V.
-
-    The oldest block of the device goes to the host if the device has no room, and the oldest block
-    of the host is forgotten if the host has none. A block that others hold, too, stays.
-    """
+    """A device and a host of a few blocks, in which texts stand for K and V. The oldest block of a
+    full device goes to the host, that of a full host is forgotten. One that others hold stays."""
 
     def __init__(self, num_device: int, num_host: int):
         self.device = EvictingPool(num_device, self._make_room_on_device)
