@@ -1,8 +1,5 @@
 """The page at `/` in a browser: what an engine does is seen, in both themes, at two widths.
-
-`MINIKV_SCREENSHOTS` names a folder for the pictures. Without Chromium or playwright the tests are
-skipped, with a line that says why.
-"""
+`MINIKV_SCREENSHOTS` names a folder for the pictures. Skipped without Chromium or playwright."""
 
 import os
 import re
@@ -38,8 +35,7 @@ def browser():
 
 @pytest.fixture
 def open_page(browser):
-    """`open_page(url, **context)`: the page, once it is live. It asks nobody else for anything, and
-    nothing goes wrong in it."""
+    """`open_page(url, **context)`: the page, once it is live. It asks nobody else for anything."""
     opened, wrong = [], []
 
     def open_one(url, state="live", **context):

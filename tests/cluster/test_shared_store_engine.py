@@ -1,5 +1,4 @@
-"""Engines that share a store: each finds what another computed, and none is stopped by the store.
-Their tokens are those of an engine without one, whatever happens."""
+"""Engines that share a store find what others computed; tokens are the same without one."""
 
 import gc
 import os
@@ -42,8 +41,7 @@ def server(one_server):
 
 @pytest.fixture
 def engine_of(engine_of):
-    """Make engines, `engine_of(store=url)`, for which computing is slow: so what the store has is
-    always fetched, and its answer waited for: the clock stands still."""
+    """`engine_of(store=url)`: computing is slow, so what the store has is always waited for."""
 
     def make(lm=None, **config) -> Engine:
         if "store" in config:

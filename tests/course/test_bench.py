@@ -1,7 +1,5 @@
-"""The benchmarks run, say where and how often they measured, and refuse what they cannot read.
-
-No test looks at a clock: what a figure is depends on the machine, that it is there does not.
-"""
+"""The benchmarks run, say where and how often they measured, and refuse what they cannot read. No
+test looks at a clock."""
 
 import argparse
 import json
@@ -39,7 +37,6 @@ from minikv.serving.server import served
 SMALL = {
     "ladder": "",
     "decode": "--models tinypy --batch 1 3 --prompt 20 --tokens 5",
-    "ragged": "--models tinypy --requests 5 --prompts 3 9 --outputs 2 6 --static 2 5",
     "cpu": "--layers 1 --prompt 20 --tokens 2",
     "step": "--batch 1 3 --context 20 --steps 2",
     "scheduler": "--running 4 64 --steps 20",
@@ -64,8 +61,7 @@ def is_long(name: str) -> bool:
 
 @pytest.fixture
 def small(monkeypatch):
-    """What no option makes small: four new tokens on each rung, one core to be kept busy, sizes of
-    attention, one block size whose steps run."""
+    """What no option makes small."""
     monkeypatch.setattr(ladder, "RunningTable", partial(RunningTable, max_tokens=4))
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.setattr(cpu, "SIZES", ((2, 32), (1, 64)))
@@ -232,9 +228,6 @@ def test_an_unknown_model_is_named(capsys):
     assert "no-such-model" in capsys.readouterr().err
 
 
-# ── Tables and figures ────────────────────────────────────────────────────────
-
-
 def test_a_spread_and_a_goal():
     spread = harness.Spread([3.0, 1.0, 2.0, 1234.5])
     assert (spread.median, spread.min, spread.max) == (2.5, 1.0, 1234.5)
@@ -271,9 +264,6 @@ def test_a_race_takes_turns_and_drops_the_warm_up():
     assert calls == [("b", 0), ("a", 0), ("a", 1), ("b", 1), ("b", 2), ("a", 2)]
     assert result.results == {"a": [0, 1, 2], "b": [0, 1, 2]}
     assert {name: len(seconds) for name, seconds in result.seconds.items()} == {"a": 2, "b": 2}
-
-
-# ── What is measured ──────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("cached", [True, False])

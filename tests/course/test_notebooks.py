@@ -1,5 +1,4 @@
-"""The form of every notebook that has exercises: each is set as the manifest says, and
-nothing is given away or claimed without being computed."""
+"""Every notebook with exercises sets each as the manifest says, and gives nothing away."""
 
 import ast
 import re

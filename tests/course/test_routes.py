@@ -1,5 +1,4 @@
-"""The shorter routes: what they name exists, they take the time that they claim, and the reader's
-choice decides what comes next."""
+"""The shorter routes: what they name exists, they take their time, and decide what comes next."""
 
 import builtins
 import re
@@ -128,8 +127,6 @@ def test_start_in_a_clone_chooses_a_route_and_unpacks_nothing(tmp_path, monkeypa
     assert start._here() == start.NEW
 
 
-# ── A route's sections run without the others ────────────────────────────────
-
 by_leg = pytest.mark.parametrize(
     "number, route",
     [
@@ -141,8 +138,7 @@ by_leg = pytest.mark.parametrize(
 
 
 def code_of(number, route):
-    """The code that whoever is on a route runs of a notebook: what stands before its first
-    section, its own sections, and those that close every notebook."""
+    """The code that this route runs of a notebook: its opening, its own sections, its closing."""
     [path] = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
     leg, reads, found = route.legs[number], True, []
     for cell in nbformat.read(path, 4).cells:

@@ -1,8 +1,5 @@
-"""Models in bfloat16 in the compiled step: weights, K and V of 16 bits, sums in float32.
-
-They are compared with a model in float32 that has the same weights. What may differ then comes from
-the rounding of K and V.
-"""
+"""Models in bfloat16 in the compiled step: weights, K and V of 16 bits, sums in float32. They are
+compared with a model in float32 that has the same weights."""
 
 import pytest
 import torch
@@ -29,8 +26,7 @@ def both(pair):
 
 
 def most_lost(wide, prompts, outputs):
-    """By how much the logit of a chosen token is below the best one, in float32, at most; and of
-    tokens that another position's logits would have chosen, to compare with."""
+    """By how much the logit of a chosen token, and of another position's, is below the best one."""
     lost, other = [], []
     for prompt, output in zip(prompts, outputs, strict=True):
         ids = torch.tensor(output.token_ids)

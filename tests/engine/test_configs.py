@@ -1,5 +1,4 @@
-"""Broken and strange config.json: a CheckpointError that names the key, or the tokens that
-`transformers` writes."""
+"""Strange config.json: an error that names the key, or the tokens that `transformers` writes."""
 
 import json
 import math

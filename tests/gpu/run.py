@@ -113,9 +113,6 @@ def tell(**row) -> None:
     sys.stdout.flush()
 
 
-# ── The parts ─────────────────────────────────────────────────────────────────
-
-
 def tests() -> None:
     """Each file in a process of its own, all at once: most of the time is compiling."""
     from minikv.course.bench.harness import environment
@@ -257,9 +254,6 @@ def notebook() -> None:
 PARTS = {each.__name__: each for each in (tests, kernels, steps, transformers, notebook)}
 
 
-# ── What they share ───────────────────────────────────────────────────────────
-
-
 def on_gpu() -> bool:
     import torch
 
@@ -267,8 +261,7 @@ def on_gpu() -> bool:
 
 
 def measuring(kernels=True):
-    """A clock and a number of repeats: on a GPU the benchmark's own; elsewhere the host's time, and
-    tiny sizes, set in the benchmark."""
+    """A clock and a number of repeats: the benchmark's on a GPU, else the host's and tiny sizes."""
     from minikv.course.bench import gpu, gpu_clock
 
     if on_gpu():

@@ -1,8 +1,5 @@
-"""On a CUDA device only: compiled kernels at real sizes, inside CUDA graphs, and the engine.
-
-Where there is such a device, the tests of kernels run compiled, too: their comparisons
-are not repeated here. What the interpreter cannot show is: races, and replays.
-"""
+"""On a CUDA device only: compiled kernels at real sizes, in CUDA graphs, and the engine; races and
+replays, which the interpreter cannot show."""
 
 import pytest
 import torch
@@ -91,9 +88,6 @@ def test_a_captured_prefill_replays_with_other_chunks():
             mine.copy_(theirs)
         replay()
         torch.testing.assert_close(out, paged.expected(), **TOLERANCE[q.dtype])
-
-
-# ── The engine ────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture(scope="module")

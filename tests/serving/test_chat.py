@@ -1,5 +1,4 @@
-"""Chat templates: a prompt is that of `transformers`, byte for byte. What a template does wrong is
-a sentence for who asks, and nobody else's trouble. An answer ends where its turn does."""
+"""Chat templates: the prompt of `transformers`, byte for byte; a wrong template is a sentence."""
 
 import json
 import shutil
@@ -197,9 +196,6 @@ def test_a_template_without_end_keeps_nobody_waiting(tinypy, folder, monkeypatch
         assert found.json()["error"]["param"] == "messages"
         if text == LONG:  # a process of its own for those that come after
             assert at.ask("/v1/chat/completions", short).status_code == 200
-
-
-# ── Where an answer ends ──────────────────────────────────────────────────────
 
 
 def tokenizer_with(*tokens):

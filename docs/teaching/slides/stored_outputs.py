@@ -1,8 +1,4 @@
-"""Sphinx directives for the slides: what a notebook has stored, shown on a slide.
-
-Nothing is executed. A picture, a table or a printed result on a slide is what the notebook
-holds, so the slides change when the notebooks are run again.
-"""
+"""Sphinx directives for the slides: what a notebook has stored, shown; nothing is run."""
 
 import re
 import tomllib

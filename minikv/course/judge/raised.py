@@ -32,8 +32,7 @@ class Told:
 
 
 class Raised:
-    """The kinds and the words of an exception. The exception itself stays in the process that
-    raised it, which `tell`s the rest when it is asked."""
+    """An exception's kinds and words. It stays in its process, which `tell`s the rest if asked."""
 
     def __init__(self, kinds: list[str], message: str, tell: Callable[[], Told]):
         self.kinds, self.message = kinds, message  # its class first, then the classes above

@@ -1,5 +1,4 @@
-"""What stands in for a whole engine or a pool in checks and tests: a scheduler that serves requests
-without a model, and a pool that logs."""
+"""In the place of an engine or a pool: a scheduler that serves without a model, a logging pool."""
 
 from collections.abc import Sequence as Seq
 

@@ -1,7 +1,4 @@
-"""One whole step of a live engine in one picture: queue, schedule, plan, model, commit, append.
-
-engine_step(engine)      # runs a step, and draws what it was to each request
-"""
+"""One whole step of a live engine in one picture: `engine_step(engine)` runs it and draws it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

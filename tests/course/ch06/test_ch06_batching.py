@@ -1,5 +1,4 @@
-"""One workload served in several ways: the same tokens, and records that add up. Hit rates against
-a model that is too simple to be wrong. No time is asserted: only the order of what was noted."""
+"""One workload served in several ways: the same tokens, and records that add up; no times."""
 
 import math
 import random

@@ -1,5 +1,4 @@
-"""Chapter 02 as programs: two caches in chunks, the loop around them, a chunk and a request after
-a prefix."""
+"""Chapter 02 as programs: two caches in chunks, the loop around them, requests after a prefix."""
 
 import copy
 import dataclasses
