@@ -1,4 +1,7 @@
-"""Bad requests for any server of OpenAI's completions: `attack(address, token, 500)`."""
+"""Bad requests for a completions server: whatever is sent, each gets an answer.
+
+`found = attack(address, token, 500)` is of use for any server that speaks OpenAI's completions.
+"""
 
 import json
 import random

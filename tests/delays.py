@@ -2,8 +2,10 @@
 
     PYTHONPATH=tests .venv/bin/python -m pytest -p delays tests/serving
 
-At random it puts to sleep: tests and the product's threads, between two lines; disk and store,
-before they answer. $MINIKV_DELAYS is another seed. A failure shows that a race exists.
+At random it puts to sleep: tests, between two of their lines; the product's threads, between two of
+theirs; disk and store, before they answer. $MINIKV_DELAYS is another seed; a test draws alike under
+the same one, but for the order of its threads. A failure shows that a race exists, not how often it
+is lost.
 """
 
 import os

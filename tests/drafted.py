@@ -1,5 +1,8 @@
-"""The engine's own tests once more, with each drafter in every engine that they make: those of
-`engine/` and `tiers/` that name an engine and an oracle, but for what is in `LEFT_OUT`."""
+"""The engine's own tests once more, with drafts in every engine that they make: those of `engine/`
+and `tiers/` whose text names an engine and an oracle of its tokens.
+
+Each runs with each drafter, which verifies all that it drafts. What cannot is in `LEFT_OUT`.
+"""
 
 import inspect
 import re

@@ -2,8 +2,9 @@
 
     .venv/bin/python tests/elsewhere.py tests/course/test_update.py …
 
-A path with a blank and an umlaut, long temporary names, a narrow terminal, no locale, a strange
-time zone, an empty home; where the system allows it no network, and nobody's rights, not root's.
+A copy of the checkout whose path has a blank and an umlaut, long names of temporary folders, a
+narrow terminal, no locale, a time zone beyond UTC+12, an empty home; and, where the system lets
+everybody have namespaces: no network but this machine's own, and nobody's rights, not root's.
 """
 
 import fcntl

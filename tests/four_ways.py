@@ -1,5 +1,8 @@
-"""The checks are checked: solutions that must pass (`tests/course/chNN/different.toml`, written
-otherwise) and that must fail (`mistakes.toml`, at least four of each exercise), by chapter."""
+"""The checks are checked: solutions that must pass and solutions that must fail, by chapter.
+
+A chapter's `mistakes.toml` holds at least four plausible mistakes of each exercise;
+`tests/course/chNN/different.toml` holds right solutions that are written otherwise.
+"""
 
 import tomllib
 from functools import cache

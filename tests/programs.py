@@ -1,5 +1,8 @@
 """Random programs for an engine with everything switched on, and a player that may interrupt them.
-Any operations may be left out: so one that fails is made shorter, by `shortened`."""
+
+A program is a list of operations, each a name and its numbers, that makes sense whichever
+operations are left out: so one that fails can be made shorter, by `shortened`.
+"""
 
 import itertools
 import os

@@ -2,7 +2,8 @@
 
     python docs/site/check.py [folder]      prints what is wrong; exit status 1 if anything is
 
-Writes `external-links.txt`: each address elsewhere, unasked, with a page that links to it.
+Writes `external-links.txt` beside the site: every address elsewhere, with a page that links to it.
+Whether those answer is not asked, for the checks run without a network.
 """
 
 import sys

@@ -1,4 +1,7 @@
-"""Formulas as MathML, made with the site: browsers draw it, screen readers speak it."""
+"""Formulas as MathML, made when the site is built.
+
+Browsers draw it, screen readers speak it, and a page needs neither a script nor a font for it.
+"""
 
 import latex2mathml.converter
 from sphinx.util.math import get_node_equation_number

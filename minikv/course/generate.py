@@ -1,7 +1,8 @@
 """`python -m minikv generate "def fib("`: text as the engine makes it.
 
-With --chat and an instruct model, a conversation in the model's own template, line by line.
-Control-C ends an answer, at the prompt it ends the conversation, and so does Control-D.
+With --chat and an instruct model, a conversation in the model's own template,
+line by line. Control-C ends an answer, at the prompt it ends the conversation,
+and so does Control-D.
 """
 
 import argparse
@@ -109,6 +110,9 @@ def on_control_c() -> Iterator[Event]:
         yield asked
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+# ── A conversation ────────────────────────────────────────────────────────────
 
 
 def chat(args: argparse.Namespace, params: minikv.SamplingParams) -> int:

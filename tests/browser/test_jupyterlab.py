@@ -1,8 +1,11 @@
 """A chapter as a reader meets it: JupyterLab in a browser, the notebook, the panel, the editor.
 
-That widgets move and can be read, in both themes, and links and buttons do what they are for. What
-every chapter has is tried in one; under it stand the players of the others. Skipped without
-Chromium or playwright. `MINIKV_SCREENSHOTS` names a folder for the pictures.
+Only these tests see that the page's widgets move and can be read, in both themes, and that
+its links and buttons do in JupyterLab what they are for. What every chapter has is tried in one.
+Under it stand the players of the others, for these differ. Cells that none of this needs are not
+run: nbval runs them. Without Chromium or playwright the tests are skipped, with a line that says
+why. `MINIKV_SCREENSHOTS` names a folder for the pictures; otherwise they go where pytest keeps
+its temporary files. Every wait has a limit, and whatever was started is ended.
 """
 
 import ast

@@ -1,5 +1,8 @@
 """The page at `/` in a browser: what an engine does is seen, in both themes, at two widths.
-`MINIKV_SCREENSHOTS` names a folder for the pictures. Skipped without Chromium or playwright."""
+
+`MINIKV_SCREENSHOTS` names a folder for the pictures. Without Chromium or playwright the tests are
+skipped, with a line that says why.
+"""
 
 import os
 import re

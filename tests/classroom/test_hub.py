@@ -1,5 +1,8 @@
-"""The example of a JupyterHub, with two students, as processes of this machine; skipped without
-jupyterhub, its idle culler and configurable-http-proxy (docs/teaching/CLASS.md)."""
+"""The example of a JupyterHub, with two students, as processes of this machine.
+
+Needs jupyterhub, its idle culler and configurable-http-proxy beside our packages; without them
+it is skipped. docs/teaching/CLASS.md says how to run it.
+"""
 
 import json
 import os

@@ -1,5 +1,7 @@
-"""A round trip of nbgrader itself: an assignment, three students, marks and feedback. For
-`make test-class`, which has an environment with nbgrader beside our packages."""
+"""A round trip of nbgrader itself: an assignment, three students, marks and feedback.
+
+`make test-class` runs this in an environment of its own, with nbgrader beside our packages.
+"""
 
 import csv
 import json

@@ -1,4 +1,5 @@
-"""Engines that share a store find what others computed; tokens are the same without one."""
+"""Engines that share a store: each finds what another computed, and none is stopped by the store.
+Their tokens are those of an engine without one, whatever happens."""
 
 import gc
 import os

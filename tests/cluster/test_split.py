@@ -1,4 +1,5 @@
-"""Prefill and decode on different workers of this process; on Ray: test_serve_ray."""
+"""Prefill and decode on different workers of this process: tokens are one engine's, whatever fails.
+On Ray: see test_serve_ray."""
 
 import random
 import threading

@@ -1,5 +1,9 @@
-"""Solutions that let somebody else's code give the answer, each kind as short as it can be: no such
-code is where they run, or no mark is given, and a person is told of their lines."""
+"""Solutions that let somebody else's code give the answer: no such code is where they run, and a
+person is told of their lines.
+
+Each is a kind, written as short as it can be. A mark is refused where the machine can keep files
+from being read; the lines are named on every machine.
+"""
 
 import gc
 import os

@@ -1,5 +1,5 @@
-"""Every check, four ways: the skeleton is refused, the reference passes, so does a right solution
-written otherwise, and each plausible mistake is caught and named."""
+"""Every check, four ways: the skeleton is refused, the reference passes, a right solution
+that is written otherwise passes, and each plausible mistake is caught and named."""
 
 import ast
 from operator import attrgetter

@@ -1,7 +1,9 @@
 """A reader's whole way: from the skeletons, exercise by exercise, to the model on them.
 
-Each exercise is built on the reader's earlier ones: some as a reader checks them, the others by
-`own_parts`, in one process and without the model, which runs on all parts in the end.
+That each check passes on the reference's other parts, and that a broken variant is not started,
+`test_four_ways` and the notebooks show. Here each exercise is built on the reader's earlier ones:
+some as a reader checks them, the others by `own_parts`, all in one process and without the model,
+which runs on all parts in the end.
 """
 
 import json

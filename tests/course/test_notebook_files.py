@@ -1,4 +1,7 @@
-"""The form that every notebook has. What cells compute is for strict nbval, which runs them."""
+"""The form that every notebook has, and the widget of notebook 00.
+
+What the cells compute is not tested here: strict nbval runs them and compares.
+"""
 
 import re
 from importlib.util import find_spec

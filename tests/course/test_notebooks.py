@@ -1,4 +1,5 @@
-"""Every notebook with exercises sets each as the manifest says, and gives nothing away."""
+"""The form of every notebook that has exercises: each is set as the manifest says, and
+nothing is given away or claimed without being computed."""
 
 import ast
 import re

@@ -1,4 +1,5 @@
-"""The shorter routes: what they name exists, they take their time, and decide what comes next."""
+"""The shorter routes: what they name exists, they take the time that they claim, and the reader's
+choice decides what comes next."""
 
 import builtins
 import re
@@ -126,6 +127,8 @@ def test_start_in_a_clone_chooses_a_route_and_unpacks_nothing(tmp_path, monkeypa
     monkeypatch.chdir(elsewhere)
     assert start._here() == start.NEW
 
+
+# ── A route's sections run without the others ────────────────────────────────
 
 by_leg = pytest.mark.parametrize(
     "number, route",

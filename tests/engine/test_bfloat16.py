@@ -1,5 +1,8 @@
-"""Models in bfloat16 in the compiled step: weights, K and V of 16 bits, sums in float32. They are
-compared with a model in float32 that has the same weights."""
+"""Models in bfloat16 in the compiled step: weights, K and V of 16 bits, sums in float32.
+
+They are compared with a model in float32 that has the same weights. What may differ then comes from
+the rounding of K and V.
+"""
 
 import pytest
 import torch

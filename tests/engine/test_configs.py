@@ -1,4 +1,5 @@
-"""Strange config.json: an error that names the key, or the tokens that `transformers` writes."""
+"""Broken and strange config.json: a CheckpointError that names the key, or the tokens that
+`transformers` writes."""
 
 import json
 import math

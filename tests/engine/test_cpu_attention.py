@@ -1,4 +1,5 @@
-"""The compiled backend: kernels against the oracle, the engine on them, and without."""
+"""The compiled backend: kernels against the oracle, then the engine on them, then what happens
+where they cannot be used."""
 
 import logging
 import os

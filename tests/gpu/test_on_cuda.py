@@ -1,5 +1,8 @@
-"""On a CUDA device only: compiled kernels at real sizes, in CUDA graphs, and the engine; races and
-replays, which the interpreter cannot show."""
+"""On a CUDA device only: compiled kernels at real sizes, inside CUDA graphs, and the engine.
+
+Where there is such a device, the tests of kernels run compiled, too: their comparisons
+are not repeated here. What the interpreter cannot show is: races, and replays.
+"""
 
 import pytest
 import torch
@@ -88,6 +91,9 @@ def test_a_captured_prefill_replays_with_other_chunks():
             mine.copy_(theirs)
         replay()
         torch.testing.assert_close(out, paged.expected(), **TOLERANCE[q.dtype])
+
+
+# ── The engine ────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture(scope="module")

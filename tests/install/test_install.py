@@ -1,4 +1,8 @@
-"""Every way in, with real downloads into empty environments: `make test-install`, which is slow."""
+"""Every way in, with real downloads into empty environments: `make test-install`, which is slow.
+
+What only the places themselves can show is left out: their images, their front ends, their
+limits on memory.
+"""
 
 import json
 import os

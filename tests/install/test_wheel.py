@@ -1,5 +1,8 @@
-"""`pip install minikv` and `minikv start`: the wheel, in an environment of its own that finds other
-packages here, and no Numba, which would compile for a minute."""
+"""`pip install minikv` and `minikv start`: the wheel, in an environment of its own.
+
+The environment finds the other packages where this one has them; nothing is downloaded. It finds
+no Numba, which would compile the engine's step anew for a minute.
+"""
 
 import json
 import os
@@ -174,6 +177,9 @@ def test_elsewhere_it_says_how_to_begin(bin_folder, tmp_path):
     told = words(asked.stderr)
     assert "`minikv start` makes one" in told and "name an empty folder" in told
     assert [path.name for path in tmp_path.rglob("*.ipynb")] == ["00_start_here.ipynb"]
+
+
+# ── In this process ───────────────────────────────────────────────────────────
 
 
 @pytest.fixture

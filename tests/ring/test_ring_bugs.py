@@ -1,5 +1,8 @@
-"""Bugs that llama.cpp shipped (numbers of github.com/ggml-org/llama.cpp); random operations find
-those in test_ring_properties.py."""
+"""Bugs of this part that llama.cpp shipped, each with the thread that reports or fixes it.
+
+Numbers are of github.com/ggml-org/llama.cpp. Those that random operations find are in
+test_ring_properties.py.
+"""
 
 import pytest
 import torch

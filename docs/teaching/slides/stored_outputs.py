@@ -1,4 +1,8 @@
-"""Sphinx directives for the slides: what a notebook has stored, shown; nothing is run."""
+"""Sphinx directives for the slides: what a notebook has stored, shown on a slide.
+
+Nothing is executed. A picture, a table or a printed result on a slide is what the notebook
+holds, so the slides change when the notebooks are run again.
+"""
 
 import re
 import tomllib

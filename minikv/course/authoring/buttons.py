@@ -1,7 +1,10 @@
 """What is written into the README and the notebooks: `python -m minikv.course buttons`.
 
-The address of the course, `Repository` in pyproject.toml, goes into badges, links, a cell for
-Colab and CITATION.cff, or nowhere if there is none; the routes of routes.toml under headings.
+The address of the published course: into the README (badges, and the line that fetches the
+course), into every notebook (a line of links under the first heading, and a cell that fetches the
+course in Google Colab) and into CITATION.cff. It is `Repository` in pyproject.toml, and is written
+nowhere else. Without one, all of these are left out. And under the headings of sections the routes
+that take them, which are those of routes.toml.
 """
 
 import json
@@ -77,7 +80,8 @@ def in_citation(text: str, address: str | None) -> str:
 
 
 def in_notebook(name: str, text: str, address: str | None) -> str:
-    """A notebook with its links, the routes' marks, and Colab's cell before the first code."""
+    """A notebook with its links and the marks of the routes, and with the cell for Colab before
+    the first code cell."""
     notebook = json.loads(text)
     cells = [cell for cell in notebook["cells"] if cell["id"] != "colab"]
     heading, rest = LINKS.sub("", "".join(cells[0]["source"])).split("\n", 1)

@@ -1,5 +1,9 @@
-"""`python -m minikv.course new 20 sparse_attention`: the smallest chapter that passes lint, with
-one exercise that you replace. See CONTRIBUTING.md."""
+"""Lays out an empty chapter: its folder, its notebook, its tests. See CONTRIBUTING.md.
+
+    python -m minikv.course new 20 sparse_attention
+
+This is the smallest chapter that passes lint, with one exercise that you replace.
+"""
 
 import argparse
 import re
@@ -127,8 +131,10 @@ Left to do, in this order:
 
 
 def lay_out(number: str, name: str, root: Path = ROOT) -> list[Path]:
-    """Write the files of an empty chapter; returns them. Raises ValueError for a bad number or
-    name, or a chapter that exists already."""
+    """Write the files of an empty chapter; returns them.
+
+    Raises ValueError for a bad number or name, or a chapter that exists already.
+    """
     if not re.fullmatch(r"\d\d", number):
         raise ValueError(f"number: must be two digits, such as 09, was {number!r}")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):

@@ -1,6 +1,9 @@
 """The README's pictures, made from live objects: `python -m minikv.course pictures`.
 
-`cache-at-work.gif` is the page of `python -m minikv serve` in Chromium; without one it stays.
+`docs/block-tables.gif` is chapter 04's and 05's player, `docs/block-tables.html` the same with
+buttons, for the site, and `docs/failing-check.svg` what a check says of a wrong solution.
+`docs/cache-at-work.gif` is the page of `python -m minikv serve` in Chromium; without one it stays
+as it is.
 """
 
 import io
@@ -140,7 +143,8 @@ def _spans(line: str) -> str:
 
 
 def page_film(chromium: str) -> bytes:
-    """Two requests share a prompt, a third has other text, a later one finds what they left."""
+    """Two requests share a prompt, a third one begins with other text, and later one finds what the
+    first have left."""
     from playwright.sync_api import sync_playwright
 
     from minikv.serving import EngineLoop

@@ -134,8 +134,12 @@ def batches(
 
 
 def bits_per_byte(model, tokenizer: Tokenizer, texts: list[str]) -> float:
-    """Negative log2 likelihood of `texts` over their length in UTF-8 bytes. Each stands alone
-    after `<|endoftext|>`, in windows that overlap by half, so CONTEXT / 2 tokens come before."""
+    """Negative log2 likelihood of `texts` over their length in UTF-8 bytes.
+
+    Each text stands alone after `<|endoftext|>`, in windows of the full context
+    that overlap by half, so every token past the first window is predicted from
+    at least CONTEXT / 2 tokens.
+    """
     nats, num_bytes = 0.0, 0
     for text in tqdm(texts, desc="held-out modules"):
         ids = torch.tensor([0, *tokenizer.encode(text).ids])
@@ -363,7 +367,8 @@ def states_from(tinypy):
 
 
 def divergence(model, tinypy, batch) -> torch.Tensor:
-    """From tinypy's probabilities, in nats per token; float32: bfloat16 is slow on many CPUs."""
+    """Of a model's probabilities from tinypy's, in nats per token. In float32: many CPUs multiply
+    bfloat16 several times more slowly."""
 
     def log_probs(model):
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits

@@ -1,5 +1,8 @@
-"""Train the small model that drafts for tinypy: `python -m minikv train --draft model`, on tinypy's
-training text, then on what tinypy itself writes: that is what a draft must guess."""
+"""Train the small model that drafts for tinypy: `python -m minikv train --draft model`.
+
+First it reads tinypy's training text, then what tinypy itself writes: there it learns tinypy's most
+likely next token, for that is what a draft must guess.
+"""
 
 import time
 from pathlib import Path

@@ -1,7 +1,9 @@
 """Train the head that drafts for tinypy: `python -m minikv train --draft`, minutes on one thread.
 
-The target continues pieces of its training text and reads all of it once. From its hidden states
-the head learns to guess the next tokens, also from its own guess (see `minikv.speculative.head`).
+The target continues pieces of its training text, most of them greedily: drafts are for what it
+writes, not for what others wrote. It then reads all of it once, and what it computes for each token
+is kept: the hidden state, and its most likely next token. From these the head learns to guess (see
+`minikv.speculative.head`), also from its own guess.
 """
 
 import random

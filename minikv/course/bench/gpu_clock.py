@@ -21,8 +21,11 @@ Work = Callable[[], None]
 
 
 class CudaClock:
-    """Times work on the current CUDA device, whose L2 cache holds `l2_bytes`. Raises ValueError,
-    naming `command`, without one, or where TRITON_INTERPRET keeps the kernels off it."""
+    """Times work on the current CUDA device. `l2_bytes`: what its L2 cache holds.
+
+    Raises ValueError, naming `command`, where there is no such device, or where
+    TRITON_INTERPRET keeps the kernels off it.
+    """
 
     def __init__(self, command: str):
         if not torch.cuda.is_available():

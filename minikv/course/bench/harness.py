@@ -126,8 +126,10 @@ class Race(NamedTuple):
 def race(
     contenders: Mapping[str, Callable[[Any], Any]], inputs: Iterable[Any], progress: tqdm
 ) -> Race:
-    """Time every contender on every input, in turns; who begins changes from round to round. The
-    first input is the warm-up: its times are dropped."""
+    """Time every contender on every input, in turns; who begins changes from round to round.
+
+    The first input is the warm-up: its times are dropped.
+    """
     result = Race({name: [] for name in contenders}, {name: [] for name in contenders})
     for round_, one in enumerate(inputs):
         for name in list(contenders)[:: 1 if round_ % 2 else -1]:

@@ -78,7 +78,10 @@ class Function(Definition):
 @dataclass(frozen=True)
 class Class(Definition):
     """A class of the skeleton. Methods in `write` are for the reader to write; the rest is given.
-    With `show` the class inherits from the reference, and of the rest shows only these."""
+
+    With `show`, the skeleton's class inherits from the reference, and of the rest shows only
+    these methods.
+    """
 
     write: dict[str, str]
     show: tuple[str, ...] | None = None
@@ -188,8 +191,10 @@ def chapters() -> dict[str, Chapter]:
 
 
 def read(file: Traversable, folder: str) -> Chapter:
-    """The chapter of one folder, such as "ch05_copy_on_write". Raises ValueError with file and
-    exercise for what is not of the form above."""
+    """The chapter of one folder, such as "ch05_copy_on_write", as its file describes it.
+
+    Raises ValueError with file and exercise for what is not of the form above.
+    """
     try:
         fields = tomllib.loads(file.read_text(encoding="utf-8"))
         tables = {key: fields.pop(key) for key in [*fields] if isinstance(fields[key], dict)}

@@ -1,7 +1,9 @@
-"""Makes the files in `exercises/` from the reference: `python -m minikv.course skeletons`.
+"""Makes the files in `exercises/` from the reference. They are never edited by hand.
 
-What an exercise asks for has lost its body or has a bug in it; the rest is the reference's own
-text. Nobody edits these files by hand: a test makes all of them again and compares.
+    python -m minikv.course skeletons    # writes exercises/chNN_name.py for every chapter
+
+A skeleton is the reference's own text. What an exercise asks for has lost its body or
+has a bug in it; the rest is unchanged. A test makes all skeletons again and compares.
 """
 
 import ast
@@ -133,7 +135,9 @@ def indented(new: list[str], lines: list[str], node: ast.stmt) -> list[str]:
 
 def fill(text: str, sources: dict[str, str]) -> str:
     """`text` with definitions replaced, each by path; a source under "" goes below the imports.
-    Raises ValueError if there is no such definition."""
+
+    Raises ValueError if there is no such definition.
+    """
     for path, source in sources.items():
         lines, tree = lines_of(text), ast.parse(text)
         if path == "":
@@ -201,7 +205,8 @@ def reference(name: str) -> Reference:
 
 
 def edited(text: str, edit: str) -> str:
-    """`text` after an `edit` (see `mistakes`). Raises ValueError unless each is there once."""
+    """`text` after what an `edit` says (see `mistakes`). Raises ValueError unless each place is
+    there once."""
     for old, new in changes(edit):
         if text.count(old) != 1:
             raise ValueError(f"{old!r} is {text.count(old)} times in the reference, expected once")

@@ -1,8 +1,12 @@
 """`python -m minikv grade FOLDER …`: check the exercises of a whole class.
 
-Each exercise runs in its own process, with limits; the process that writes its mark never imports
-it. Code may still hold answers, so the table names each line that is not plain code, for a person
-to read. docs/GRADING.md says what all this keeps out, and what it does not.
+What a class has handed in is found by `hand_ins`. Each exercise runs in its own
+process, with limits on time, memory, processes and files; the process that writes its mark never
+imports it. docs/GRADING.md says what that keeps out, and what it does not.
+
+A mark says what was seen of a solution, and the process that runs it has no answers. Code may
+still hold answers of its own, or change what is seen. So the table also names each line that is not
+plain code, for a person to read.
 """
 
 import argparse
@@ -170,6 +174,9 @@ def progress_bar(total: int, results: Iterator) -> Iterator[tuple[Student, Resul
             yield student, report
 
 
+# ── Checking ──────────────────────────────────────────────────────────────────
+
+
 def grade(student: Student, exercise: Exercise) -> Result:
     try:
         file = student.file(exercise)
@@ -181,7 +188,8 @@ def grade(student: Student, exercise: Exercise) -> Result:
 
 
 def grade_file(exercise_id: str, file: bytes) -> dict:
-    """The report on an exercise in a file's bytes, as a dict; the file lies apart from others."""
+    """The report on an exercise in a file's bytes, as a dict, for workers. The file lies in a
+    folder of its own meanwhile, away from the student's and from all others'."""
     exercise = find(exercise_id)
     try:
         with tempfile.TemporaryDirectory(prefix="minikv-") as place:
@@ -204,8 +212,10 @@ def _not_checked(exercise: Exercise, error: Exception, status: str = "failed") -
 def grades(
     pool: Executor, store: "Store", students: list[Student], exercises: list[Exercise]
 ) -> Iterator[tuple[Student, Result]]:
-    """Each exercise of each student, as they come: exercise by exercise, because a process
-    remembers the reference; equal files once; what a limit has ended once more at the end."""
+    """Each exercise of each student, as they come. Workers go through the class exercise by
+    exercise, because a process remembers what the reference gives. Students who handed in the
+    same file, byte for byte, share its reports: it is checked once. What a limit has ended is
+    checked again at the end, one by one: then nothing of ours keeps it from the processor."""
     waiting: dict[Future, tuple[Exercise, bytes, list[Student]]] = {}
     files: dict[tuple[Student, str], bytes | OSError | None] = {}
     for exercise in exercises:
@@ -273,7 +283,8 @@ def workers(jobs: int | None) -> Iterator[Executor]:
 
 
 class Store:
-    """Reports by a file's content, in SQLite: a result is whole or missing. No path: none kept."""
+    """Reports by the content of the file, in a database that survives an interrupt at any moment:
+    SQLite keeps a whole result or none. Without a path nothing is kept."""
 
     def __init__(self, path: Path | None):
         self._keeps = path is not None

@@ -1,7 +1,8 @@
 """How nbgrader treats these assignments. Only nbgrader imports this file, or what runs it.
 
-Only the exercise file is graded: before anything runs, the notebook is replaced by the released
-one, and foreign files go. So nothing of a student's runs beside a cell that gives points.
+A student hands in a notebook and an exercise file. Only the file is graded: before anything
+runs, the notebook is replaced by the released one, and files that the assignment does not have
+are removed. So no cell and no module of a student's runs beside a cell that gives points.
 """
 
 from pathlib import Path

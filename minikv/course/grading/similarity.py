@@ -1,8 +1,10 @@
 """Which solutions of a class are more alike than chance: a place to look, and no verdict.
 
-Winnowing (Schleimer, Wilkerson and Aiken, 2003), the method of MOSS: fingerprints of runs of
-tokens. Names, texts, comments and layout are left out first, and fingerprints of the skeleton, the
-reference and a good part of the class do not count: everybody is led to these.
+Winnowing (Schleimer, Wilkerson and Aiken, 2003), the method of MOSS: a text is the set of the
+fingerprints of its runs of tokens, thinned out so that any long common run shares one. Names,
+texts, comments and layout are left out first, so renaming changes nothing. Fingerprints of the
+skeleton and the reference do not count, nor those that a good part of the class has: what an
+exercise gives, or leads everybody to, tells nothing.
 """
 
 import builtins
@@ -43,7 +45,8 @@ def pairs_alike(
 
 
 def nearness(text: str, skeleton: str, reference: str) -> float:
-    """Which share of a text's own fingerprints the reference has; 0 where these are too few."""
+    """The share of a text's fingerprints, without the skeleton's, that the reference has; 0 of a
+    text that has too few."""
     own = fingerprints(text) - fingerprints(skeleton)
     return len(own & fingerprints(reference)) / len(own) if len(own) >= LEAST else 0.0
 

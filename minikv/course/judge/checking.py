@@ -88,8 +88,11 @@ def check(
 
 
 def runs_model(*exercises: str):
-    """Make the decorated function what runs tinypy on the parts of these exercises. It returns a
-    sentence with figures, and raises AssertionError if the tokens are not the oracle's."""
+    """Make the decorated function what runs tinypy on the parts of these exercises.
+
+    It returns what it did as a sentence with figures, and raises AssertionError if the
+    tokens are not the oracle's.
+    """
 
     def register(run: Callable[[Any, minikv.LanguageModel], str]):
         MODEL_RUNS.update(dict.fromkeys(exercises, run))
@@ -105,7 +108,8 @@ _witnessed: list[Any] = []
 
 
 def witness(*found: Any) -> None:
-    """Hand over what the reader's code gave that is the same for every right solution."""
+    """Hand over what the reader's code gave: numbers, texts and tensors that are the same for
+    every right solution."""
     _witnessed.extend(kept(one) for one in found)
 
 

@@ -145,8 +145,11 @@ def _run_model(exercise: Exercise, player: CodeRunner, own: bool, report: Result
 
 
 def run_parts(passed: set[str], tell: Callable[[dict], None]) -> None:
-    """Run tinypy on the reader's parts, and tell what it writes and what each run proves: chapter
-    by chapter, then, from two chapters of the engine on, all in one engine."""
+    """Run tinypy on the reader's parts, and tell what it writes and what each run proves.
+
+    Chapter by chapter, with the reference in every other place; then, from two chapters of the
+    engine on, all of them in one engine. A run names the parts that it called.
+    """
     import_checks("parts")
     in_engine = [chapter for chapter in chapters().values() if chapter.in_engine]
     own = {id_ for id_ in passed if id_ in MODEL_RUNS and chapter_of(id_) in in_engine}
@@ -241,7 +244,8 @@ def import_checks(what: str, own: Iterable[str] = ()) -> None:
 
 
 def _borrow(own: set[str], called: set[str], before: str = "99") -> None:
-    """Put parts of `own`, below `before`, in the reference's places; they note being `called`."""
+    """Put the reader's parts of `own`, of chapters below `before`, in the reference's places.
+    When they run, they add their exercises to `called`."""
     for chapter in chapters().values():  # all, before any of the reference is swapped
         targets(chapter)
     for number, chapter in chapters().items():

@@ -1,7 +1,8 @@
 """What is seen of a reader's code, as plain data: numbers, texts, tensors, and lists of them.
 
-`kept` copies a value, `pack` makes bytes of it, and `unpack` the value again where it is judged.
-Unlike a pickle nothing in them is code, so who wrote them need not be trusted.
+`kept` copies a value. `pack` makes bytes of it, and `unpack` the value again in the process that
+judges. Nothing in those bytes is code, so unlike a pickle they can be read without trust in who
+wrote them; and an object that says it is equal to everything does not arrive as one.
 """
 
 import json
@@ -37,8 +38,11 @@ class Unreadable(ValueError):
 
 
 def kept(value: Any) -> Any:
-    """A copy of numbers, texts, tensors, lists, dicts and sets, each of exactly that type; of
-    anything else the kind alone. The value is not asked: its own methods could say anything."""
+    """A copy that later changes do not reach: numbers, texts, tensors, and lists, dicts and sets
+    of them, each of exactly that type. Of anything else only the kind is kept.
+
+    The value is not asked: what it holds is read as the class does that it is built on, because a
+    class of the reader's can say anything when its own methods are called."""
     kind = type(value)  # `isinstance` would ask the value for its class
     if kind in EXACT or kind is Words or value is None:
         return value

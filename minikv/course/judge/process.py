@@ -125,7 +125,8 @@ def run(exercise: Exercise, own: Iterable[str] = (), far: float | None = None) -
 
 
 def parts(passed: Iterable[str], hear: Callable[[dict], None]) -> str | None:
-    """`run_parts` in its own process; `hear` gets its messages. Returns how it ended, if badly."""
+    """`run_parts` in a process of its own: `hear` gets each message as it comes. Returns how it
+    ended, if badly."""
     _, ended, _ = _in_child("parts", ",".join(passed), 6 * time_limit(), hear=hear)
     return None if ended is None else f"{ended.what}: {ended.cause}"
 
@@ -142,7 +143,10 @@ def _in_child(
     far: float | None = None,
     hear: Callable[[dict], None] = lambda message: None,
 ) -> tuple[list[dict], Line | None, str]:
-    """(what it reported, how it ended if badly, what it printed); `hear` gets reports at once."""
+    """(what it reported, how it ended if badly, what it printed).
+
+    `hear` gets what it reports, as it does.
+    """
     found: list[dict] = []
 
     def listen(message: dict) -> None:
@@ -503,8 +507,11 @@ def _keep_players(control: socket.socket, apart: bool) -> None:
 
 
 def _wait(pid: int, job: dict, control: socket.socket) -> tuple[int | None, str | None, bool]:
-    """(exit status of a player, the limit that it broke, whether the judge has dismissed it). The
-    status is None if it had to be ended, with all that it started."""
+    """(exit status of a player, the limit that it broke, whether the judge has dismissed it).
+
+    The status is None if it was ended because it did not end. It is also ended when the judge has
+    heard enough, and with it all that it started.
+    """
     looked = began = monotonic()
     pause, over, dismissed, busy = 0.001, None, False, False
     scratch = str(Path(job["folder"], "scratch"))

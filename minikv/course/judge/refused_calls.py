@@ -1,8 +1,13 @@
 """System calls that no exercise needs, refused by a seccomp filter.
 
-Sockets, modes and times of files, limits and memory of other processes, and new interfaces of the
-kernel: what neither Landlock nor namespaces cover. The filter is made by libseccomp, which Debian,
-Ubuntu and Fedora install; its five functions that we call have Python bindings of 2021 only.
+Landlock and namespaces say which files and processes can be reached. What neither covers goes
+through calls that a solution has no use for: sockets, modes and times of files, limits and memory
+of other processes, and interfaces of the kernel that were new lately and had faults.
+
+The filter is made by libseccomp, which Debian, Ubuntu and Fedora install with their base system.
+It knows the numbers of calls on each architecture, and ends what uses another one's (32-bit calls
+on a 64-bit machine). Five of its functions are all we need, so we call these; its Python bindings
+on PyPI are the same calls, last released in 2021.
 """
 
 import ctypes

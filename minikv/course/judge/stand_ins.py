@@ -1,4 +1,5 @@
-"""In the place of an engine or a pool: a scheduler that serves without a model, a logging pool."""
+"""What stands in for a whole engine or a pool in checks and tests: a scheduler that serves requests
+without a model, and a pool that logs."""
 
 from collections.abc import Sequence as Seq
 

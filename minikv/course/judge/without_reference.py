@@ -1,8 +1,10 @@
 """Where a reader's code runs, there is no answer to its exercise.
 
-Each function that the exercise asks for is emptied in place: whoever calls it calls the reader's.
-In a player that is for good, and `containment` keeps it from the files with answers; in the
-judge's own process (tests, macOS, Windows) it lasts while the reader's code runs.
+Each function that the exercise asks for is emptied in place: a call of it, from any module and
+under any name, is a call of the reader's. So the engine and the checks run on the reader's part. In
+a player that is for good: the answers are in none of its objects, and `containment` keeps it from
+the files that hold them. Where checks run in one process with the judge (tests, macOS, Windows), it
+lasts while the reader's code runs.
 """
 
 import linecache

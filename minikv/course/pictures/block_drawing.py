@@ -1,5 +1,9 @@
-"""How the viewer draws a pool and its block tables: the places, then the ink. Logical blocks are on
-the left, physical ones on the right, entries of block tables are arrows between them."""
+"""How the viewer draws a pool and its block tables: the places, then the ink.
+
+A slot is a small square. A block is a rounded row of slots, with its id at the left and
+its reference count at the right. Logical blocks are on the left, physical ones on the
+right, and each entry of a block table is an arrow between them.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -41,6 +45,9 @@ def held_by(block: SeenBlock) -> str:
         return str(block.ref_count)
     rest = f"+{len(names) - MOST_NAMES}" if len(names) > MOST_NAMES else ""
     return f"{block.ref_count} {''.join(names[:MOST_NAMES])}{rest}"
+
+
+# ── The places ────────────────────────────────────────────────────────────────
 
 
 def _lanes(steps: Sequence[Snapshot]) -> list[dict[str, int]]:
@@ -123,8 +130,12 @@ class TableLayout:
 
     @classmethod
     def fitting(cls, steps: Sequence[Snapshot], width: float, most: float) -> "TableLayout":
-        """The largest with slots up to `most` that is no wider than `width`: tokens are cut, large
-        pools have fewer and longer columns, arrows get some of what is left."""
+        """The largest with slots up to `most` that is no wider than `width`.
+
+        Tokens are cut shorter, and a pool of many blocks has fewer and longer columns, where
+        slots can be larger for it.
+        The arrows get some of the width that is left.
+        """
         layouts: list[TableLayout] = []
         for rows, letters in [(ROWS[0], 6), (ROWS[0], 4), *((rows, 3) for rows in ROWS)]:
             slot = most

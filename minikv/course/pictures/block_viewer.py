@@ -56,8 +56,11 @@ class History(Recording):
         texts: Mapping[str, Sequence[str]] | None = None,
         cached: Iterable[int] = (),
     ) -> Snapshot:
-        """Copy what is there now. `tables`: {"A": table}; `texts`: the tokens of a table, written
-        into its slots; `cached`: blocks that a prefix cache holds."""
+        """Copy what is there now; later changes of the live objects don't reach the copy.
+
+        `tables` are by letter: {"A": table}. `texts` gives a table's tokens, which are
+        written into its slots. `cached` names the blocks that a prefix cache holds.
+        """
         tables, texts = tables or {}, texts or {}
         if unknown := texts.keys() - tables.keys():
             raise ValueError(f"texts: no table {', '.join(sorted(unknown))} to put them on")

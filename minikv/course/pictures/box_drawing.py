@@ -1,5 +1,8 @@
-"""Blocks as boxes in rows, in colours that say where they are: a row is an engine, a kind of layer,
-or a branch of a tree. A box keeps its place through all steps."""
+"""Blocks as boxes in rows: where they are, in a colour that says it.
+
+A row is an engine, a kind of layer, or a branch of a tree; then lines lead from box to box. The
+same step of a recording has a box in the same place, whatever becomes of it.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

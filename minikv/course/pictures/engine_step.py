@@ -1,4 +1,7 @@
-"""One whole step of a live engine in one picture: `engine_step(engine)` runs it and draws it."""
+"""One whole step of a live engine in one picture: queue, schedule, plan, model, commit, append.
+
+engine_step(engine)      # runs a step, and draws what it was to each request
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

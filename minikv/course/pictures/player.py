@@ -18,9 +18,15 @@ FOCUS = (
 class Player(widgets.VBox):
     """Steps 0 to `last`, one at a time. `slider.value` is the step that is shown.
 
-    `frame(step)` draws it; `caption(step)` and, if given, `text(step)`, are HTML in the page's
-    colour. With MINIKV_FILMS=1, as in `make notebooks`, a film is stored for pages without a
-    kernel. A screen reader cannot name the buttons of ipywidgets' `Play`: it stays hidden.
+    `frame(step)` draws it, `caption(step)` says in a line what it shows, and
+    `text(step)`, if given, stands beside the picture. Both are HTML, and take the
+    text colour of the page: only the picture is on white paper.
+
+    With MINIKV_FILMS=1, which `make notebooks` sets, a film is stored beside it, for pages that
+    have no kernel: all frames are drawn for it, which takes seconds.
+
+    ipywidgets gives the buttons of a `Play` no names that a screen reader could say. So it
+    stays hidden, keeps the time, and is started by a button.
     """
 
     def __init__(

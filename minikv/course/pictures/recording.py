@@ -29,8 +29,11 @@ def check_surface(what: str, thing: object, names: Sequence[str]) -> None:
 
 
 class Recording:
-    """Snapshots in the order in which they were taken, with `words` and `warnings`. Each kind of
-    recording defines what it copies, and how that is told and drawn."""
+    """Snapshots, in the order in which they were taken, and the ways to look at them.
+
+    A snapshot has `words` and `warnings`. Each kind of recording defines what it copies, and
+    how that is told and drawn.
+    """
 
     title: str  # "Block tables"
 
@@ -55,7 +58,8 @@ class Recording:
         raise NotImplementedError
 
     def picture(self, steps: Sequence[int] | None = None, caption: str = "") -> style.Picture:
-        """All steps, or those named; `caption`: the line under them, by default blocks counted."""
+        """All steps, or those named, from left to right, line by line. `caption` is the line
+        under them; by default it counts blocks."""
         indices = range(len(self.taken()))
         chosen = list(indices) if steps is None else [indices[i] for i in steps]
         if not chosen:

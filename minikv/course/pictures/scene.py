@@ -1,7 +1,8 @@
 """How recordings of blocks are drawn: the ink, one legend, and steps beside each other.
 
-Steps of a `Scene` have the same places, so only what changes moves. Measures are inches from the
-upper left corner; the width of a text is estimated.
+A `Scene` is some steps of a recording, drawn with the same places, so that only what changes
+moves, over one legend. A slot is a small square, a block a rounded row of slots or a box with its
+text. All measures are inches from the upper left corner; the width of a text is estimated.
 """
 
 import textwrap
@@ -41,8 +42,11 @@ def width_of(text: str, size: float, each: float = 0.55) -> float:
 
 
 class Pen:
-    """Draws on a paper of its own. `add_artist` does not measure patches, as `add_patch` would, and
-    nothing is clipped: an SVG would say so for each."""
+    """Draws on a paper of its own.
+
+    Patches go through `add_artist`: `add_patch` would measure each, for limits that are set.
+    Nothing is clipped: all of it is on the paper, and an SVG would say so for each patch.
+    """
 
     def __init__(self, height: float):
         self.figure, self.axes = style.canvas(height, WIDTH, WIDTH)
@@ -89,8 +93,11 @@ class Pen:
     def slot(
         self, x, y, side, names: Sequence[str] = (), new: bool = False, wide=0.0, token=("", 0.0)
     ) -> None:
-        """A square, or a box `wide`, with the colours of its sequences; (x, y) is its middle. In it
-        stands the sequence's letter, or a `token`, (text, points)."""
+        """A square, or a box `wide`, in the colour of its sequence; (x, y) is its middle.
+
+        In it stands the sequence's letter, or a `token`, (text, points). One that several
+        sequences share has their colours, as stripes.
+        """
         gap = 0.1 * side  # so that what is behind a row of slots is seen between them
         wide, side = max(wide, side) - gap, side - gap
         left, top = x - wide / 2, y - side / 2
@@ -231,7 +238,8 @@ class Scene:
         return pen.figure
 
     def film(self, words: Sequence[str], warnings: Sequence[Sequence[str]]) -> Figure:
-        """All steps from left to right, line by line, each under its words and warnings."""
+        """All steps from left to right, then on the next line, each under its words and its
+        warnings."""
         across, width = self.across, room(self.across)
         wrapped = [_wrapped(*step, width) for step in zip(words, warnings, strict=True)]
         line = 1.35 * WORDS / 72

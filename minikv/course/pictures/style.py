@@ -1,5 +1,9 @@
-"""What the pictures of every chapter share: colours with letters, so that colour is never alone,
-and white paper: they also have to print. Without pyplot a picture leaves no state."""
+"""What the pictures of every chapter share: colours, letters and paper.
+
+A sequence has a colour and a letter, so that colour is never alone. Pictures are
+drawn on white paper, whatever the theme around them: they also have to print.
+Nothing here goes through pyplot, so a picture is shown once and leaves no state.
+"""
 
 import re
 from base64 import b64encode
@@ -131,8 +135,10 @@ def svg(figure: "Figure") -> bytes:
 
 
 class Picture:
-    """A figure with the words that stand for it where it cannot be seen. As a cell's last line it
-    shows itself, with `caption`, if any, in a line below."""
+    """A figure with the words that stand for it where it cannot be seen.
+
+    As the last line of a cell it shows itself, with `caption`, if any, in a line below.
+    """
 
     def __init__(self, figure: "Figure", alt: str, caption: str = ""):
         self.figure, self.alt, self.caption = figure, alt, caption

@@ -134,8 +134,12 @@ class Timeline:
         return None
 
     def bars(self, request_id: int) -> list[Bar]:
-        """The steps of one request, from its arrival to its end. One that gave it no token is
-        called prefill if only this request can have been in prefill, and waiting otherwise."""
+        """The steps of one request, from its arrival to its end.
+
+        From outside, only the tokens that a step returned can be seen. A step that gave this
+        request none is called prefill if only this request can have been in prefill, and
+        waiting otherwise.
+        """
         bars, num_tokens, text = [], 0, ""
         for index in range(self.rows[request_id].first_step, len(self.steps)):
             step = self.steps[index]
@@ -327,7 +331,10 @@ class Timeline:
     # ── The player ────────────────────────────────────────────────────────────
 
     def widget(self) -> Player:
-        """Play, pause and a slider over the steps (`slider.value`): picture and text so far."""
+        """Play, pause and a slider over the steps: the picture so far beside the text so far.
+
+        `slider.value` is the number of steps shown.
+        """
         last = len(self.steps)
         return Player("the timeline", last, self.figure, self._words, self._text_box, start=last)
 

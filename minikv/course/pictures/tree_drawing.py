@@ -1,7 +1,10 @@
 """How trees of blocks are drawn: the radix prefix cache, and the beams of a beam search.
 
-A block's column is its place in the sequence, its row is that of its branch; it keeps both as long
-as it lives, also where a node is split. All measures are inches from the upper left corner.
+A block's column is its place in the sequence: block 0 of every prompt is at the left, and
+each next block is to the right of the one before. Its row is that of its branch. Rows and
+columns are chosen from all steps together, so a block stays in place as long as it lives;
+a node that is split is cut, and its blocks don't move. Over a block stand its id and its
+reference count. All measures are inches from the upper left corner.
 """
 
 import re
@@ -88,8 +91,11 @@ class DrawnTree:
 
 
 def rows_of(trees: Sequence[Sequence[Place]]) -> tuple[dict[Place, int], int]:
-    """A row for each place, and how many rows there are. The first child stands beside its parent,
-    the others below. Branches that are never there together may share rows."""
+    """A row for each place, and how many rows there are.
+
+    The first child stands beside its parent, the others below. Branches that are never
+    there at the same step may have the same rows.
+    """
     steps: dict[Place, set[int]] = {}
     children: dict[Place, list[Place]] = {(): []}
     for step, places in enumerate(trees):
@@ -125,7 +131,8 @@ def rows_of(trees: Sequence[Sequence[Place]]) -> tuple[dict[Place, int], int]:
 
 
 def _columns(runs: Sequence[BlockRun], leave_out: int) -> list[range]:
-    """Columns of blocks. Like ones may stand as one: at 1 all but a node's ends, at 2 the first."""
+    """The columns of blocks. Those that look alike may stand as one: at 1 all but the first
+    and last of a node, at 2 all but the first."""
     depth = max((len(run.cells[-1].place) - 1 for run in runs), default=1)
     starts = set(range(depth)) if leave_out == 0 else {0}
     for run in runs:

@@ -227,8 +227,11 @@ class TreeHistory(TreeRecording):
         texts: Callable[[list[int]], str] | None = None,
         holders: Mapping[str, object] | None = None,
     ) -> TreeSnapshot:
-        """Copy what is there now. `texts` makes a block's token ids a text, as `lm.decode` does.
-        `holders` are sequences by letter: block tables, or lists of block ids."""
+        """Copy what is there now; later changes of the live objects don't reach the copy.
+
+        `texts` makes a block's token ids a text, as `lm.decode` does; without it the ids
+        are shown. `holders` are sequences by letter: block tables, or lists of block ids.
+        """
         if texts is not None and not callable(texts):
             raise TypeError(
                 f"texts: must be a function of token ids, as lm.decode is, was {texts!r}"

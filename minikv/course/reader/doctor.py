@@ -1,5 +1,8 @@
-"""`python -m minikv doctor`: does this machine run the course? One line per check: `ok`, `skip` or
-`FAIL`, with what was computed, why, and what to do."""
+"""Does this machine run the course? `python -m minikv doctor` computes the answer.
+
+One line per check: `ok` and what was computed, `skip` and why, or `FAIL`, why, and
+what to do. A check that breaks does not stop the others.
+"""
 
 import argparse
 import importlib.metadata
@@ -223,8 +226,10 @@ def _matmul_error(device: str) -> float:
 
 
 def _kernel_probe(device: str, interpret: str) -> str:
-    """What is wrong with the cache-write kernel on `device`, or "". In a process of its own:
-    `TRITON_INTERPRET` counts only before triton is imported."""
+    """What is wrong with the cache-write kernel on `device`; empty when nothing is.
+
+    In a process of its own: `TRITON_INTERPRET` counts only before triton is imported.
+    """
     probe = subprocess.run(
         [sys.executable, "-c", KERNEL_PROBE, device],
         env={**os.environ, "TRITON_INTERPRET": interpret},

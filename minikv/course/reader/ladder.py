@@ -1,4 +1,8 @@
-"""The ladder at the top of every notebook: the chapters that there are when a cell runs, linked."""
+"""The ladder at the top of every notebook: the chapters so far, with links to each.
+
+Notebooks and exercises are looked for when a cell runs, so a new chapter appears in the
+notebooks of its neighbours without a change in them.
+"""
 
 from html import escape
 

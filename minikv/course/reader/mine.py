@@ -1,7 +1,9 @@
 """The reader's own parts in this process: what the cells of a notebook go on with.
 
-A file is read anew at every call. Only code that has passed its check runs here; a check runs
-everything else, in a process of its own.
+    slot_mapping = mine("04.3")      # yours once 04.3 is passed, the reference's until then
+
+A file is read anew at every call, so a cell gets what is saved now. Only code that has passed
+its check runs here; a check runs everything else, in a process of its own.
 """
 
 import ast
@@ -101,7 +103,8 @@ def engine_chapters() -> list[Chapter]:
 
 
 def _names(exercise: Exercise) -> list[str]:
-    """What a cell uses of an exercise, in the file's order; of a kernel, what starts it."""
+    """What a cell uses of an exercise: its functions and classes, in the order of the file. For
+    a kernel it is the function that starts it, which the chapter gives."""
     chapter = exercise.chapter
     names: dict[str, None] = {}
     for path, id_ in chapter.places.items():
@@ -119,7 +122,8 @@ class PassedParts:
     """The reader's passed parts of some chapters, loaded from the files as they are now."""
 
     def __init__(self, numbers: set[str]):
-        """With a chapter of the engine, the earlier ones, too: they write the same classes."""
+        """With a chapter of the engine, the earlier ones too: they write methods of the same
+        classes."""
         self.changed = progress_file.changed()
         self.passed = progress_file.passed() | self.changed
         self.own: set[str] = set()  # exercises whose parts are loaded

@@ -1,5 +1,9 @@
-"""The reader's number first (`predict`), then beside it the measured one (`measured`); all of them
-at the end of the chapter (`predictions`)."""
+"""The reader's number first, then beside it the measured one.
+
+predict("blocks for 8 samples", ...)      # put your number in place of the dots
+measured("blocks for 8 samples", 13)      # in a later cell
+predictions()                             # all of them, at the end of the chapter
+"""
 
 import json
 import math

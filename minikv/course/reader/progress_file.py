@@ -94,8 +94,10 @@ def save(exercise_id: str, changed: Entry) -> None:
 
 
 def note(report: Report, alone: bool = True) -> None:
-    """Keep the result of a check, and tell the report what it can only know from here. `alone`: on
-    the reference's other parts; a failure on others does not undo a pass."""
+    """Keep the result of a check, and tell the report what it can only know from here.
+
+    `alone`: on the reference's other parts; a failure on others does not undo a pass.
+    """
     now, kept = time.time(), entry(report.exercise)
     if report.status not in ("not started", "not finished"):
         if report.saved is not None and kept.last is not None:
@@ -120,7 +122,8 @@ def note(report: Report, alone: bool = True) -> None:
 
 
 def what_next(after: str | None = None) -> str | None:
-    """What the reader does next: a route's last command, else what `to_do_next` names."""
+    """What the reader does next, in words: at the end of a route its last command, else the
+    exercise that `to_do_next` names."""
     route = routes.chosen()
     if route is not None and route.ends and route.exercises <= passed():
         return f"{route.ends}, the end of the {route.name} route"

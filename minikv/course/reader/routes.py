@@ -1,4 +1,9 @@
-"""The shorter routes through the course: the sections and exercises of each (`routes.toml`)."""
+"""The shorter routes through the course: which sections and exercises each takes (`routes.toml`).
+
+routes()["weekend"]      # its sections, exercises and bridges, by chapter
+choose("weekend")        # what `minikv start --route weekend` does
+chosen()                 # the reader's, or None: everything
+"""
 
 import re
 import tomllib
@@ -67,6 +72,9 @@ def routes() -> dict[str, Route]:
     return found
 
 
+# ── The reader's choice ───────────────────────────────────────────────────────
+
+
 def _file() -> Path:
     return reader_files.folder() / ".progress" / "route"
 
@@ -94,6 +102,9 @@ def chosen() -> Route | TermPlan | None:
         return routes().get(_file().read_text(encoding="utf-8").strip())
     except OSError:
         return None
+
+
+# ── Marks in the notebooks ────────────────────────────────────────────────────
 
 
 def marked(number: str, sources: list[str]) -> list[str]:

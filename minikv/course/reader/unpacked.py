@@ -43,8 +43,10 @@ MOVED = {"](../minikv/": "](../engine/minikv/", "](../kernels/": "](../engine/ke
 
 
 def notebooks() -> dict[str, str]:
-    """The text of every notebook, by its name, without outputs that answer a prediction. A wheel
-    has them inside of the package."""
+    """The text of every notebook, by its name. A wheel has them inside of the package.
+
+    Outputs that answer a prediction are left out: the reader predicts, and then runs the cells.
+    """
     found = {}
     for file in sorted(_shipped("notebooks").glob("*.ipynb")):
         notebook = json.loads(file.read_text(encoding="utf-8"))
@@ -78,8 +80,11 @@ def version_of(folder: Path) -> str | None:
 
 
 def unpack(folder: Path) -> list[str]:
-    """Put the course into `folder`, or back what is missing there; what is there stays. Returns the
-    files written. Raises ReaderError where it would mix with something else."""
+    """Put the course into `folder`, or back into it what is missing there; what is there stays.
+
+    Returns the names of the files written. Raises ReaderError where it would mix with something
+    else.
+    """
     begun = version_of(folder)
     if begun not in (None, minikv.__version__):
         raise ReaderError(

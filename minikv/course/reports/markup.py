@@ -1,7 +1,8 @@
 """What a reader's pages are made of: paragraphs, badges, and links that open a file.
 
-Every page stands on its own, without a style sheet, in the theme around it, and never says
-anything by colour alone. In JupyterLab a link opens the file beside the notebook, at the line.
+Every page stands on its own: it has no style sheet, takes its text colour from the theme
+around it, and never says anything by colour alone. In JupyterLab a link opens the exercise
+file beside the notebook, at the line. Anywhere else it is an ordinary link.
 """
 
 import json
@@ -19,6 +20,9 @@ GREEN, VERMILION, SKY, ORANGE = "#009E73", "#D55E00", "#56B4E9", "#E69F00"
 INK = "#1a1a1a"
 ORDINARY_WIDTH = 100  # columns of text
 WHOLE_WORDS = "word-break:normal;overflow-wrap:normal;overflow-x:auto"  # JupyterLab breaks them
+
+
+# ── Text ──────────────────────────────────────────────────────────────────────
 
 
 def terminal_width() -> int:
@@ -78,8 +82,12 @@ def hours(minutes: int) -> str:
     return " ".join([f"{whole} h"] * bool(whole) + [f"{rest} min"] * bool(rest or not whole))
 
 
+# ── HTML ──────────────────────────────────────────────────────────────────────
+
+
 def marked(text: str) -> str:
-    """Plain text as HTML: `backquotes` are code, a place in an exercise file is a link."""
+    """Plain text as HTML. What stands in `backquotes` is code, and a place in an exercise file
+    is a link to it."""
     text = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(text)).replace("\n", "<br>")
     folder = re.escape(reader_files.folder().name)
     return re.sub(
@@ -122,8 +130,14 @@ def preformatted(text: str) -> str:
     return f"<pre style='text-align:left;white-space:pre-wrap;{WHOLE_WORDS}'>{escape(text)}</pre>"
 
 
+# ── Links and buttons ─────────────────────────────────────────────────────────
+
+
 def open_notebook() -> Path | None:
-    """The notebook for which JupyterLab started this process; None where it is only run."""
+    """The notebook for which JupyterLab started this process; None if there is no such page.
+
+    Notebooks that are only run and stored have none.
+    """
     name = os.environ.get("JPY_SESSION_NAME", "")
     return Path(name) if name.endswith(".ipynb") else None
 
@@ -181,7 +195,8 @@ def _opens_beside(file: Path, line: int, then: str = "rendermime:handle-local-li
 
 
 def _command(*commands: str, **arguments: object) -> str:
-    """The attributes by which a click runs JupyterLab's commands, all with these arguments."""
+    """The attributes by which JupyterLab runs its commands at a click, all with one set of
+    arguments."""
     given = json.dumps({"commands": commands, "args": arguments})
     return (
         "data-commandlinker-command='apputils:run-all-enabled' "

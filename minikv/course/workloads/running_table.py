@@ -65,7 +65,8 @@ class Run:
 def run_cache(
     lm: LanguageModel, prompt_ids: list[int], max_tokens: int, cache, capacity: int | None
 ) -> Run:
-    """Chapters 02 and 03: one sequence's cache, which reserves `capacity` slots, or grows."""
+    """Chapters 02 and 03: one sequence's own cache. `capacity`: token slots that it reserves;
+    None for one that grows."""
     started = perf_counter()
     token_ids, new = [], prompt_ids
     held = reserved = 0
@@ -163,8 +164,9 @@ def rungs() -> dict[str, Rung]:
 class RunningTable(Table):
     """Tokens per second, bytes per token and memory wasted, for each rung, measured as it is made.
 
-    `upto`: the last rung's chapter. `only`: chapters. `enough`: a rung whose first run takes so
-    many seconds is not run again. Raises AssertionError if two rungs give different tokens.
+    `upto`: the chapter whose rung is the last. `only`: chapters, if not all up to there.
+    `enough`: a rung whose first run takes so many seconds is not run again.
+    Raises AssertionError if two rungs give different tokens.
     """
 
     def __init__(

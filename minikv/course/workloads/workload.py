@@ -80,7 +80,10 @@ def chat_like(num_requests: int, seed: int = 0, shrink: tuple[int, int] = (1, 1)
 
 def poisson(num_requests: int, rate: float, seed: int = 0) -> list[float]:
     """When requests arrive that know nothing of each other: seconds after the first, ascending.
-    Gaps are exponential with mean 1 / `rate`, requests per second; `math.inf`: all at once."""
+
+    The gaps are drawn from the exponential distribution with mean 1 / `rate`; `rate` is in
+    requests per second, and `math.inf` lets all arrive at once.
+    """
     if not rate > 0:
         raise ValueError(f"rate: must be more than 0 requests per second, was {rate!r}")
     draw = random.Random(f"arrivals {seed}")
@@ -89,7 +92,8 @@ def poisson(num_requests: int, rate: float, seed: int = 0) -> list[float]:
 
 
 def write_code(lm: LanguageModel, num_tokens: int, seed: object = 0) -> list[int]:
-    """`num_tokens` ids of made-up Python, cut off wherever that is; another `seed`, other text."""
+    """`num_tokens` token ids of made-up Python, cut off wherever that is; `seed` may be anything
+    that prints, and another one gives another text."""
     draw, text = random.Random(f"code {seed}"), ""
     ids: list[int] = []
     while len(ids) < num_tokens:
@@ -151,8 +155,11 @@ def shared_prompts(
     rate: float = math.inf,
     seed: int = 0,
 ) -> list[Job]:
-    """Requests that begin with one of `groups` system prompts of `shared` tokens, with questions of
-    their own. These and outputs are `chat_like`, at most 467 and 250 tokens; arrivals `poisson`."""
+    """Requests that begin with one of `groups` system prompts, all with a question of their own.
+
+    A system prompt has `shared` tokens; with none, no two requests share anything. Questions
+    and outputs are `chat_like`, shrunk to at most 467 and 250 tokens; arrivals are `poisson`.
+    """
     if groups < 1 or shared < 0:
         raise ValueError(f"groups: must be at least 1, was {groups}; shared: at least 0, {shared}")
     draw = random.Random(f"groups {seed}")

@@ -1,4 +1,8 @@
-"""Pictures of chapter 01: tables of squares, one layer, heads in groups, turns, repeated work."""
+"""Pictures of chapter 01: tables of squares, one layer, heads in groups, turns, and repeated work.
+
+Each function takes what the notebook has computed and returns a Picture; `RepeatedWork` is a
+player.
+"""
 
 import math
 from collections.abc import Sequence
@@ -273,8 +277,10 @@ def speeds_of_pairs(speeds: torch.Tensor) -> Picture:
 
 
 def turning_together(speed: float, distances, products, elsewhere) -> Picture:
-    """One pair of query and key at two places in a text, and q · k over the distance: `products`
-    with the key at position 0, and `elsewhere`, (name, the same with another key)."""
+    """One pair of query and key at two places in a text, and q · k over the distance.
+
+    products: q · k with the key at position 0; elsewhere: (name, the same with another key).
+    """
     title = "Query and key turn together: the angle between them depends on their distance"
     figure, row = panels(title, 3, 2.7, width_ratios=[1, 1, 1.6])
     for axes, key_at in zip(row, (0, 100), strict=False):
@@ -299,7 +305,8 @@ def turning_together(speed: float, distances, products, elsewhere) -> Picture:
 
 
 class RepeatedWork:
-    """Naive generation as attention matrices: how often each score has been computed by then."""
+    """Naive generation as attention matrices, one per pass; numbers say how often a score
+    has been computed by then."""
 
     def __init__(self, prompt: list[str], new: list[str]):
         """The texts of the tokens. The last new token is never fed."""

@@ -28,6 +28,9 @@ def speedup(ratios: torch.Tensor) -> Picture:
     return Picture(figure, f"The speed-up over the length of the answer. {takeaway}.")
 
 
+# ── Two caches that fill ──────────────────────────────────────────────────────
+
+
 @dataclass(frozen=True)
 class Pass:
     """What a pass found and left in layer 0 of both caches."""
@@ -43,8 +46,11 @@ class Pass:
 
 
 class Film:
-    """A prompt and its greedy answer in two caches, a growing one and a preallocated one. What is
-    drawn was seen in memory: a tensor elsewhere, or a slot that differs, has been written."""
+    """A prompt and its greedy answer in two caches, a growing one and a preallocated one.
+
+    What is drawn has been seen in the caches' memory: a tensor at another address has been
+    written anew, and a slot whose content differs has been written.
+    """
 
     def __init__(self, lm: LanguageModel, prompt: str, grown, placed, passes: int = 8):
         self.capacity, self.passes = placed.capacity, []

@@ -1,4 +1,5 @@
-"""Chapter 02 as programs: two caches in chunks, the loop around them, requests after a prefix."""
+"""Chapter 02 as programs: two caches in chunks, the loop around them, a chunk and a request after
+a prefix."""
 
 import copy
 import dataclasses

@@ -24,8 +24,11 @@ def clock_steps(
 
 
 def times_faster(lm: LanguageModel, prompt_ids: list[int], count: int) -> torch.Tensor:
-    """Time without a cache over time with one, from the start to each new token, (count,): the
-    fastest of some runs. Raises AssertionError if the two do not write the same tokens."""
+    """Time without a cache over time with one, from the start to each new token, (count,).
+
+    Of each step the fastest of some runs counts, for other programs only add time; the first run
+    of each kind warms up. Raises AssertionError if the two do not write the same tokens.
+    """
     fastest = torch.full((2, count), torch.inf)
     for turn in range(REPEATS + 1):
         new = count if turn else 4

@@ -1,5 +1,9 @@
-"""What a KV cache costs, and what reserving it wastes: the arithmetic of chapter 03. Kinds of waste
-are those of Kwon et al., 2023."""
+"""What a KV cache costs, and what reserving it wastes: the arithmetic of chapter 03.
+
+From a config to bytes per token; from bytes to the speed that a decode step cannot exceed; the
+slots of a reservation, used or not (the three kinds of waste of Kwon et al., 2023); and memory
+that is handed out in contiguous pieces.
+"""
 
 from collections.abc import Callable
 

@@ -2,7 +2,8 @@
 
     minikv.Engine(lm, config, attention=partial(BlockByBlock, attend_one=blockwise_attention))
 
-They find the slots and read the block tables: all K and V pass through these functions alone.
+They find the slots and read the block tables themselves. So these functions are all that K and V
+pass through: on their way into slots, and back out of them.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Rung 04: the whole engine, with attention in PyTorch. What is reserved are the blocks in use."""
+"""Rung 04 of the ladder and of the running table: the whole engine, on its attention in PyTorch.
+
+What is reserved are the blocks in use.
+"""
 
 from minikv.course.workloads.running_table import run_in_engine
 

@@ -387,8 +387,11 @@ def see(found, log: Log) -> None:
 
 
 class Copies(OperationMode):
-    """How many numbers of `kv` are ever brought together in one piece of new memory. Products may
-    be as large as they like. All that was moved is kept, so no address is used twice."""
+    """How many numbers of `kv` are ever brought together in one piece of new memory.
+
+    Only what moves them counts; a product of them may be as large as it likes. All that was
+    moved is kept, so that no address is used twice.
+    """
 
     MOVES = (
         "index", "index_select", "masked_select", "gather", "take", "embedding", "cat", "stack",

@@ -107,8 +107,10 @@ def _written(lm, expected: list[int], generate: Callable[[], list[int]]) -> dict
 def run(lm: minikv.LanguageModel, expected: Expected, decode: Callable | None = None) -> str:
     """Serve the workload twice, by recompute and by swap; returns what was done, with figures.
 
-    `decode` attends for all decodes of a step: a few tokens of two requests, for it is slow.
-    Raises AssertionError for other tokens, a broken invariant, or a lost block.
+    `decode`: a function of a later chapter that attends for all decodes of a step. Two requests
+    are served once more by it, a few tokens each: an interpreted kernel is slow.
+
+    Raises AssertionError for other tokens than expected, a broken invariant, or a lost block.
     """
     done = []
     for preemption in ("recompute", "swap"):

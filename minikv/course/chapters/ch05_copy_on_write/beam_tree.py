@@ -300,9 +300,12 @@ def _chains(cells: Sequence[Cell], ends: Iterable[Place]) -> list[list[Cell]]:
 
 
 def record_beams(engine: "Engine", prompt_ids: list[int], width: int, steps: int) -> BeamHistory:
-    """The first `steps` steps of a beam search, each as two snapshots: tokens are chosen, which
-    forks and prunes, and are written. No beam ends. The pool is as it was in the end. Raises
-    ValueError for what the engine cannot run, and OutOfBlocks if its pool is too small."""
+    """The first `steps` steps of a beam search, each as two snapshots: when the tokens are
+    chosen, which forks and prunes, and when they are written.
+
+    No beam ends: an end of text is never chosen. In the end the engine's pool is as it was.
+    Raises ValueError for what the engine cannot run, and OutOfBlocks if its pool is too small.
+    """
     require_int("width", width, 1)
     require_int("steps", steps, 1)
     if width > engine.config.max_num_seqs:

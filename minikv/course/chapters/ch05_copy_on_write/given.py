@@ -7,8 +7,11 @@ from minikv.sequence import Request, Sequence
 
 
 def go_on(engine: Engine, sequence: Sequence, num_tokens: int) -> list[int]:
-    """`num_tokens` more greedy tokens for a sequence on the engine's pool, whose own requests are
-    not touched. Missing K and V are computed first."""
+    """`num_tokens` more greedy tokens for a sequence that holds a table on the engine's pool.
+
+    Tokens whose K and V are missing are computed first. The engine's own requests are not
+    touched.
+    """
     for _ in range(num_tokens):
         left = len(sequence.token_ids) - sequence.num_computed
         sequence.table.grow(len(sequence.token_ids) - sequence.table.num_tokens)

@@ -1,4 +1,7 @@
-"""Rung 05: samples of one request share its prompt's blocks. Attention in PyTorch."""
+"""Rung 05 of the ladder and of the running table: samples of one request share its prompt's blocks.
+
+Attention in PyTorch.
+"""
 
 from functools import partial
 

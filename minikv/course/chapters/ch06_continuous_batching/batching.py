@@ -214,9 +214,11 @@ def serve(
 ) -> Run:
     """Serve every job greedily, each up to its `max_tokens`; returns what happened.
 
-    A job is added before the first step after its arrival. The run's clock is real time without
-    idle time and what is between steps. `parts` go to `Engine`; `progress` advances with each
-    request. Raises ValueError without jobs, or for one that the engine refuses.
+    A job is added before the first step that begins after its arrival. The run's clock is real
+    time, without idle time (it jumps to the next arrival) and without the time between steps,
+    which is the recorder's own. `parts` go to `Engine`: scheduler=, policy=, …
+    `progress` advances by 1 with each finished request. Raises ValueError if there are no jobs,
+    or for one that the engine refuses.
     """
     if not jobs:
         raise ValueError("jobs: is empty; give at least one")
@@ -290,8 +292,10 @@ class Watch:
 
 
 class Comparison(Table):
-    """The same jobs, served in several ways, as a table. `runs`: by way, one per repeat. Raises
-    AssertionError if two runs give different tokens."""
+    """The same jobs, served in several ways. Shows itself as a table.
+
+    `runs`: by way, one per repeat. Raises AssertionError if two runs give different tokens.
+    """
 
     def __init__(self, lm: LanguageModel, runs: Mapping[str, list[Run]]):
         self.runs = dict(runs)
@@ -391,9 +395,12 @@ def compare(
     oracle: int = 2,
     progress: bool = False,
 ) -> Comparison:
-    """Serve the same jobs in each of `ways`, in turns if there are `repeats`. `ways`: by name,
-    settings that differ from `config` and parts for `Engine`. Raises AssertionError if two runs
-    differ in tokens, or one of the `oracle` shortest requests from naive attention."""
+    """Serve the same jobs in each of `ways`, in turns if there are `repeats`.
+
+    `ways`: by name, settings that differ from `config`, and parts for `Engine`, as in WAYS.
+    Raises AssertionError if two runs give different tokens, or if one of the `oracle` shortest
+    requests has other tokens than naive attention. `progress`: show a bar.
+    """
     config = config or EngineConfig()
     known = {one.name for one in fields(EngineConfig)}
     runs: dict[str, list[Run]] = {way: [] for way in ways}
@@ -434,8 +441,10 @@ def preemption_costs(
     block_size: int = 16,
     repeats: int = 5,
 ) -> list[PreemptionCost]:
-    """Measure both on the real model, all lengths in turn, after a first round. On a CPU, "host" is
-    a second piece of the same memory, and the swap a copy."""
+    """Measure both on the real model, all lengths in turn; the first round is not counted.
+
+    With the model on a CPU, "host" is a second piece of the same memory, and the swap a copy.
+    """
     num_blocks = -(-max(lengths) // block_size)
     config = EngineConfig(
         num_blocks=2 * num_blocks, block_size=block_size, max_num_seqs=1,

@@ -1,4 +1,7 @@
-"""Rung 06: requests in one batch, each with its own blocks. Attention in PyTorch."""
+"""Rung 06 of the ladder and of the running table: requests in one batch, each with its own blocks.
+
+Attention in PyTorch.
+"""
 
 from functools import partial
 

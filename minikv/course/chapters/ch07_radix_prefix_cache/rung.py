@@ -1,4 +1,7 @@
-"""Rung 07: the same, sent before, so the prefix cache has the prompt. Attention in PyTorch."""
+"""Rung 07 of the ladder and of the running table: the same, sent before.
+
+So the prompt is in the prefix cache. Attention in PyTorch.
+"""
 
 from functools import partial
 

@@ -1,5 +1,8 @@
-"""What the compiler makes of a kernel, for a GPU that need not be there; not in the interpreter's
-process: `decode` has one of its own."""
+"""What the compiler makes of a kernel, for a GPU that need not be there.
+
+Compiler and interpreter do not share a process. `decode` compiles in one of its own, whatever
+this one does; in a process with TRITON_INTERPRET=0 a `Compiler` can take any kernel's place.
+"""
 
 import json
 import os
@@ -21,8 +24,12 @@ TYPES = {
 
 
 class Compiler:
-    """Stands in for a kernel: each launch compiles it for those arguments and adds to `results` its
-    name, shared memory in bytes, type of the first argument, ptx, cubin (hex) and constants."""
+    """Stands in for a kernel: a launch compiles it for those arguments, and notes the result.
+
+    results: gets a dict for each launch: kernel (its name), shared (bytes of shared memory a
+        program needs), type (of its first argument), ptx (text), cubin (hex text), num_warps,
+        num_stages, and the constants of the launch.
+    """
 
     def __init__(self, kernel, arch: int, results: list[dict]):
         self.kernel, self.arch, self.results = kernel, arch, results

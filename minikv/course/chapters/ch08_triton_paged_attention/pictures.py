@@ -21,8 +21,10 @@ from minikv.course.pictures import style
 
 
 def num_splits(lens: Seq[int], rows: int, min_split: int) -> list[int]:
-    """Splits of each sequence, as `count_splits` of kernels/splits.py counts on the device. rows:
-    that the scratch memory of a launch has room for. min_split: tokens."""
+    """Splits of each sequence: what `count_splits` of kernels/splits.py counts on the device.
+
+    rows: how many splits the scratch memory of a launch has room for. min_split: tokens.
+    """
     share = max(-(-sum(lens) // rows), min_split)
     return [max(n // share, 1) for n in lens]
 
@@ -56,8 +58,11 @@ class Launch:
 
     @classmethod
     def by_head(cls, q, kv, tables, lens, tile: int) -> "Launch":
-        """One program per sequence and query head, in a grid (sequences, query heads). Arguments
-        are those of `paged_decode`."""
+        """One program per sequence and query head, in a grid (sequences, query heads).
+
+        q (S, H, D), kv (blocks, block size, 2, K, D), tables (S, B), lens (S,): tensors, as
+        `paged_decode` takes them.
+        """
         num_heads, group = q.shape[1], q.shape[1] // kv.shape[3]
         programs = [
             Program((row, head), row, head // group, 0, n)
@@ -80,8 +85,11 @@ class Launch:
 
     @classmethod
     def split(cls, q, kv, tables, lens, tile: int, rows: int, min_split: int) -> "Launch":
-        """One program per split and KV head, as `paged_decode` in float32, in a grid (KV heads,
-        splits). Programs that have nothing to do are left out."""
+        """One program per split and KV head, in a grid (KV heads, splits): `paged_decode` in
+        float32. (In 16 bits it puts several KV heads into one program.)
+
+        rows, min_split: as in `num_splits`. Programs that have nothing to do are left out.
+        """
         host = lens.tolist()
         items = []  # (sequence, start, end)
         for row, count in enumerate(num_splits(host, rows, min_split)):
@@ -418,7 +426,8 @@ DATA_SHEETS = {
 
 
 def roofline_picture(roofs: Mapping[str, Roof], work: Mapping[str, float]) -> style.Picture:
-    """Attainable operations per second over operations per byte (Williams et al., 2009)."""
+    """Attainable operations per second over operations per byte (Williams et al., 2009), for
+    each machine; and where each kind of work is, by its intensity."""
     own, first = next(iter(roofs)), next(iter(work))
     title = f"{_capital(first)}: {work[first]:.0f} operations per byte; {own} bends at "
     title += f"{roofs[own].bend:.0f}"

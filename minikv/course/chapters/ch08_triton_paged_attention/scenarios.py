@@ -1,5 +1,8 @@
-"""Chapter 08 as programs: kernels in Triton's interpreter, from adding two vectors to splits. What
-a `Watch` sees is compared like the result. A GPU's compiler is asked last."""
+"""Chapter 08 as programs: kernels in Triton's interpreter, from adding two vectors to splits.
+
+Each runs under a `Watch`, and what that sees is compared like the result: which program reads how
+much, which writes where. What a GPU's compiler says of a kernel is the last check of each exercise.
+"""
 
 import random
 from collections.abc import Callable

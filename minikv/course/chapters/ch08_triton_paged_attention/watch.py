@@ -321,8 +321,11 @@ def shown_program(place, grid: tuple[int, ...]) -> str:
 
 
 def compiled(file: str, launches: list[Launch]) -> list[dict]:
-    """What a compiler for sm_90, in another process, makes of kernels of `file` among `launches`:
-    "kernel", and "error" and "line", or "dots" and "tf32". Empty without a compiler."""
+    """What a compiler for sm_90 makes of the kernels of `file` among `launches`: dicts with
+    "kernel", and "error" and "line", or "dots" and "tf32". Empty if no compiler can be had.
+
+    In another process: this one has chosen the interpreter.
+    """
     jobs = []
     for launch in launches:
         if launch.kernel.__code__.co_filename == file:

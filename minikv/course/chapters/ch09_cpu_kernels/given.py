@@ -19,8 +19,10 @@ compiled: Any = njit(nogil=True, fastmath=FASTMATH, error_model="numpy")
 
 
 class Weights(NamedTuple):
-    """A model's weights as arrays, one for all N layers of a kind, float32 but for the last. H
-    query heads, K KV heads, D head dim; rope is cos and sin by position."""
+    """A model's weights as arrays, one for all N layers of a kind. float32, but for the last.
+
+    H query heads, K KV heads, D head dim; rope is cos and sin by position.
+    """
 
     embedding: np.ndarray  # (vocab, hidden)
     norm_1: np.ndarray  # (N, hidden)
@@ -88,7 +90,8 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def in_threads(kernel: Callable, calls: Sequence[tuple]) -> None:
-    """All calls of a kernel at the same time, the first in this thread: no lock is held."""
+    """Make all calls of a kernel at the same time, the first in this thread. A compiled kernel
+    does not hold Python's lock, so they really run side by side."""
     others = [_pool().submit(kernel, *call) for call in calls[1:]]
     kernel(*calls[0])
     for other in others:

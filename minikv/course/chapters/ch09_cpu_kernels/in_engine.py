@@ -1,4 +1,8 @@
-"""The kernels of chapter 09 in the engine, and how fast it is with them: `speed(lm, …)`."""
+"""The kernels of chapter 09 in the engine, and how fast it is with them.
+
+speed(lm, KernelAttention.of(decode))       # tokens per second of the real engine
+speed(lm, step=decode_step)                 # the same with decode steps as one program
+"""
 
 from collections.abc import Callable
 from copy import copy
@@ -21,8 +25,10 @@ PROMPT_TOKENS, NEW_TOKENS, BLOCK_SIZE = 64, 24, 16
 
 
 class KernelAttention(TorchAttention):
-    """PyTorch's attention, but decodes by `decode(q, kv, block_tables, context_lens)`, which takes
-    and returns tensors, as `decode_by_group`."""
+    """PyTorch's attention, but the decodes of a batch by a function of this chapter.
+
+    `decode(q, kv, block_tables, context_lens)` takes and returns tensors, as `decode_by_group`.
+    """
 
     def __init__(self, config, store, decode: Callable):
         super().__init__(config, store)
@@ -94,7 +100,8 @@ def engine_by(
     step: Callable | None = None,
     **config: Any,
 ) -> minikv.Engine:
-    """An engine that decodes by a backend or a whole step; else as `config` says, or by PyTorch."""
+    """An engine whose decodes are computed by a backend, or by a whole step; else by PyTorch's
+    attention, or what `config` says."""
     usual: dict[str, Any] = {"block_size": BLOCK_SIZE, "prefix_cache": False, "attention": "torch"}
     engine = minikv.Engine(lm, minikv.EngineConfig(**usual | config), attention=backend)
     return engine if step is None else step_by(engine, lm, step)
@@ -121,8 +128,10 @@ def run(engine: minikv.Engine, prompts: list[list[int]], new: int) -> tuple[list
 def speeds(
     lm: minikv.LanguageModel, contenders: dict[str, minikv.Engine], batch: int, repeats: int = 3,
 ) -> dict[str, float]:  # fmt: skip
-    """Tokens per second while decoding, by the median step of each contender; in turns. Raises
-    AssertionError if two contenders write different tokens."""
+    """Tokens per second while decoding, by the median step of each contender; in turns.
+
+    Raises AssertionError if two contenders write different tokens.
+    """
     text = lm.encode(WORKLOAD * 4)
     prompts = [text[i : i + PROMPT_TOKENS] for i in range(batch)]
     steps: dict[str, list[float]] = {name: [] for name in contenders}

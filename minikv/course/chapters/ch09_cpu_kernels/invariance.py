@@ -58,6 +58,8 @@ def attend_step(
     return found
 
 
+# ── The engine, asked the same in several ways ────────────────────────────────
+
 WAYS = ("cold", "warm", "in a batch", "in chunks")
 
 
@@ -82,8 +84,12 @@ def logits_of(lm: LanguageModel, prompt: Sequence[int], way: str, **settings) ->
 
 
 def with_tie(lm: LanguageModel, prompt: Sequence[int], seed: int) -> LanguageModel:
-    """The same model but for a row of its head: after this prompt the second best token has the
-    best one's logit but for rounding, by a vector at a right angle to the hidden state."""
+    """The same model but for one row of its head: after this prompt the second best token has the
+    logit of the best one, exactly.
+
+    Its row is that of the best token plus a random vector at a right angle to the hidden state. So
+    the difference between the two logits is 0 but for rounding.
+    """
     first, second = lm.logits(prompt)[-1].topk(2).indices.tolist()
     state = dict(read_weights(minikv.BUNDLED[lm.name]))
     model = lm.transformer

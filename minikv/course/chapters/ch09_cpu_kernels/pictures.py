@@ -1,4 +1,8 @@
-"""Pictures of chapter 09: which block is read when, and how fast K and V can be read."""
+"""Pictures of chapter 09: which block is read when, and how fast K and V can be read.
+
+walks = [walk("by head", answers, [kernel], q, kv, tables, lens)]   # what it really reads, watched
+walks_widget(walks)                                                 # on the pool, over time
+"""
 
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass
@@ -12,6 +16,8 @@ from matplotlib.patches import Rectangle
 from minikv.course.chapters.ch09_cpu_kernels.watch import Watch, Watched, plainly
 from minikv.course.pictures import style
 from minikv.course.pictures.player import Player
+
+# ── What is read when ─────────────────────────────────────────────────────────────────────
 
 
 class Read(NamedTuple):
@@ -44,8 +50,10 @@ class Walk:
 def walk(
     way: str, module: ModuleType, calls: Seq[Callable], q, kv, tables, lens, num_bytes: int = 4
 ) -> Walk:
-    """Watch `calls`, one for each thread, each a function of (q, kv, tables, lens, out). Kernels of
-    `module` run as plain Python, so the arrays should be small."""
+    """Watch `calls`, one for each thread, each a function of (q, kv, tables, lens, out).
+
+    The kernels of `module` run as plain Python, so the arrays should be small.
+    """
     num_blocks, block_size, _, kv_heads, dim = kv.shape
     block = block_size * 2 * kv_heads * dim
     owner: dict[int, int] = {}
@@ -120,6 +128,9 @@ def walks_frame(walks: Seq[Walk], step: int) -> Figure:
                 axes.text(x + size * 0.46, top + 0.115, text, fontsize=7.5, ha="center",
                           va="center", color=ink)  # fmt: skip
     return figure
+
+
+# ── How fast ──────────────────────────────────────────────────────────────────────────────
 
 
 def rates_picture(rates: Mapping[str, float]) -> style.Picture:

@@ -1,5 +1,8 @@
-"""Chapter 09 as programs: kernels as plain Python on small arrays, watched; what is right there is
-compiled, for compiled code checks no address."""
+"""Chapter 09 as programs: kernels as plain Python on small arrays, watched; then compiled.
+
+What a watch sees is compared like the result: what is read, how often a cache would fetch it, who
+writes what. Only a kernel that was right in Python is compiled: compiled code checks no address.
+"""
 
 import linecache
 import random

@@ -25,7 +25,8 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 @contextmanager
 def plainly(module: ModuleType) -> Iterator[None]:
-    """In here kernels of `module` are Python, and memory that nobody has written holds NaN."""
+    """In here the kernels of `module`, and those that they call, are Python; and memory that
+    nobody has written holds NaN."""
     swapped: list[tuple[dict, str, Any]] = []
     todo, seen = [vars(module)], set()
     while todo:
@@ -157,8 +158,12 @@ def one_by_one(kernel: Callable, calls: Sequence[tuple]) -> None:
 
 
 def in_turns(kernel: Callable, calls: Sequence[tuple]) -> int:
-    """Make the calls side by side, in one order: a thread runs until it writes to an array that
-    others hold too. Returns how many elements one call writes and another reads or writes."""
+    """Make the calls side by side, in an order that is always the same: one runs until it writes
+    to an array that others hold too, then the next has its turn. Returns how many elements one
+    call writes and another reads or writes.
+
+    The kernel is Python, and these are threads of which one runs at a time.
+    """
     watch, go_on = Watch(), threading.Condition()
     alive, turn = list(range(len(calls))), [0]
     who = threading.local()

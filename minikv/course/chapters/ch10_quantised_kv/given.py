@@ -17,8 +17,10 @@ from minikv.sequence import Request, Sequence
 
 
 class Int8Cache:
-    """One sequence's K and V in int8 blocks, for `LanguageModel.logits`. All forks of a cache have
-    the same `blocks`, one store per layer, and the same pool."""
+    """One sequence's K and V in int8 blocks, for `LanguageModel.logits`. Forks share blocks.
+
+    `blocks`: one store per layer. All forks of a cache have the same stores and the same pool.
+    """
 
     def __init__(self, blocks: list[Int8Blocks], table: BlockTable, attend: Callable = attend_int8):
         self.blocks, self.table, self.attend_to = blocks, table, attend
@@ -121,6 +123,9 @@ def keys_and_values(lm: LanguageModel, token_ids: list[int]) -> tuple[torch.Tens
         lm.transformer.forward(torch.tensor(token_ids), torch.arange(len(token_ids)), attend)
     keys, values = zip(*seen, strict=True)
     return torch.stack(keys), torch.stack(values)
+
+
+# ── Ways that no engine here stores K and V ───────────────────────────────────────
 
 
 def five_bits(x: torch.Tensor) -> torch.Tensor:

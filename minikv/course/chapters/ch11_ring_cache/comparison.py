@@ -16,8 +16,10 @@ NEW = 24  # tokens of each answer
 
 
 class Comparison(Table):
-    """Memory, speed, sharing and the end of the text, for both ways to keep K and V. Raises
-    AssertionError if the two give different tokens."""
+    """Memory, speed, sharing and the end of the text, for both ways to keep K and V.
+
+    Raises AssertionError if the two give different tokens.
+    """
 
     def __init__(self, lm: LanguageModel, repeats: int = REPEATS):
         self.lm, self.ids = lm, lm.encode(WORKLOAD)

@@ -41,8 +41,11 @@ FOLLOWERS = {word: _draw.sample(list(WORDS), 4) for word in WORDS}
 def text(
     length: int, draw: Random, key_at: int | None = None, ask_at: int | None = None
 ) -> list[int]:
-    """`length` tokens: KEY and a digit at `key_at`, ASK and this digit from `ask_at` on. None:
-    drawn, with three places for ASK, and no answer where KEY is missing, as in one text of ten."""
+    """`length` tokens: KEY and a digit at position `key_at`, ASK and this digit from `ask_at` on.
+
+    None: drawn, with three places for ASK. KEY is missing if a repeated word stands there; one
+    text in ten has no answer.
+    """
     digit = draw.choice(DIGITS)
     if key_at is None:
         key_at = draw.randrange(8, length // 2)

@@ -15,7 +15,8 @@ Names = dict[str, "File"]
 
 
 class EvictingPool(BlockPool):
-    """A pool that calls `make_room()` if a block is asked for and none is free."""
+    """A pool that makes room by itself: `make_room()` is called if a block is asked for and none
+    is free."""
 
     def __init__(self, num_blocks: int, make_room: Callable[[], None]):
         super().__init__(num_blocks)
@@ -28,8 +29,11 @@ class EvictingPool(BlockPool):
 
 
 class SmallMachine:
-    """A device and a host of a few blocks, in which texts stand for K and V. The oldest block of a
-    full device goes to the host, that of a full host is forgotten. One that others hold stays."""
+    """A device and a host of a few blocks, in which texts stand for K and V.
+
+    The oldest block of the device goes to the host if the device has no room, and the oldest block
+    of the host is forgotten if the host has none. A block that others hold, too, stays.
+    """
 
     def __init__(self, num_device: int, num_host: int):
         self.device = EvictingPool(num_device, self._make_room_on_device)

@@ -52,8 +52,11 @@ def serve(engine: Engine, texts: list[list[int]]) -> float:
 def first_token_times(
     lm: LanguageModel, folder: str | Path, lengths: Iterable[int], repeats: int = REPEATS
 ) -> dict[str, list[float]]:
-    """Seconds to the first token after `length` tokens and 16 new ones, medians, by where their K
-    and V are: "computed", nowhere; "host", evicted; "disk", left by another engine."""
+    """Seconds to the first token after `length` tokens and 16 new ones, by where K and V of the
+    `length` tokens are: medians of so many texts each.
+
+    "computed": nowhere. "host": evicted from the device. "disk": left by another engine.
+    """
     config = replace(CONFIG, disk_path=folder)
     first = Engine(lm, config)
     times: dict[str, list[float]] = {"computed": [], "host": [], "disk": []}
@@ -112,6 +115,7 @@ def line_through(lengths: Sequence[int], seconds: Sequence[float]) -> tuple[floa
 
 
 def crossing(lengths: Sequence[int], computed: Sequence[float], fetched: Sequence[float]) -> float:
-    """The length from which on fetching is faster, by lines through the times: 0 to inf."""
+    """The length from which on fetching is faster, by the lines through the times; inf if it never
+    is. Not below 0."""
     (a, compute), (b, fetch) = line_through(lengths, computed), line_through(lengths, fetched)
     return max(0.0, (b - a) / (compute - fetch)) if compute > fetch else float("inf")

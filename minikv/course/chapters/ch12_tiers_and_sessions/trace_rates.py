@@ -1,5 +1,8 @@
-"""What two tiers find in Mooncake's trace of conversations (FAST25-release/traces of
-github.com/kvcache-ai/Mooncake), stored; `TraceRates(path)` computes it from the file again."""
+"""What two tiers find in Mooncake's trace of conversations, computed once and stored.
+
+`TraceRates(path)` computes it again from the file, which is not part of this project:
+github.com/kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl.
+"""
 
 from minikv.course.chapters.ch07_radix_prefix_cache.block_ids import ids_of_trace
 from minikv.course.chapters.ch12_tiers_and_sessions.tier_rates import (

@@ -45,7 +45,10 @@ def random_tokens(
 
 def misread_by_age(num_tokens: int, size: int, corrects: bool, g: float = 0.0) -> list[float]:
     """How wrong a state of size x size is about each of the last 64 of `num_tokens` random keys,
-    the newest first, of values of length 1: mean of 200 heads. `corrects`: by the delta rule."""
+    the newest first: the length of the error, that of the value being 1. Mean over 200 heads.
+
+    `corrects`: what is written is the difference (the delta rule), not the whole value.
+    """
     _, keys, values, _, _ = random_tokens(num_tokens, 200, size, size)
     state = torch.zeros(200, size, size)
     for k, v in zip(keys, values, strict=True):
