@@ -17,7 +17,6 @@ import socket
 import subprocess
 import sys
 import traceback
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -69,9 +68,6 @@ class Kernels:
         return report
 
 
-# ── Who asks ──────────────────────────────────────────────────────────────────
-
-
 def start_server() -> None:
     """It ends with this process, which waits for it: its time is then counted as ours."""
     global to_server
@@ -86,22 +82,21 @@ import forked; forked.serve({its.fileno()})"""
 
 class Forked:
     """A process that is forked to do what `command` says, with what is asked of a
-    `subprocess.Popen`. Raises OSError if there is no fork server any more: what it wrote says why.
-    """
+    `subprocess.Popen`. Raises OSError or ValueError if there is no fork server any more: what it
+    wrote says why."""
 
     stderr = None
 
-    def __init__(
-        self, command: list[str], *, stdin=None, stdout=None, env=None, cwd=None, ray=True, **_
-    ):
+    def __init__(self, command: list[str], *, env=None, cwd=None, ray=True, **_):
         if to_server is None:
             start_server()
+        (source, to_it), (from_it, sink) = os.pipe(), os.pipe()
+        self.stdin, self.stdout = os.fdopen(to_it, "wb"), os.fdopen(from_it, "rb")
         self._line, line = socket.socketpair()
-        source, self.stdin = pipe() if stdin == subprocess.PIPE else (nothing("rb"), None)
-        self.stdout, sink = pipe() if stdout == subprocess.PIPE else (None, nothing("wb"))
-        with line, source, sink:
-            theirs = [file.fileno() for file in (line, source, sink, to_server)]
-            socket.send_fds(to_server, [pickle.dumps((command, env, cwd, ray))], theirs)
+        theirs = [source, sink, to_server.fileno(), line.detach()]
+        socket.send_fds(to_server, [pickle.dumps((command, env, cwd, ray))], theirs)
+        for file in (source, sink, theirs[-1]):
+            os.close(file)
         self.pid = int(self._line.recv(20))
         self._end = os.pidfd_open(self.pid)
 
@@ -120,23 +115,10 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def pipe():
-    """Its ends, to read and to write."""
-    source, sink = os.pipe()
-    return open(source, "rb", buffering=0), open(sink, "wb", buffering=0)
-
-
-def nothing(mode: str):
-    return open(os.devnull, mode)
-
-
 def start_worker(io, command: list[str], execmodel) -> None:
     """In place of `Popen2IOMaster.__init__` of execnet, which starts the workers of pytest."""
-    io.popen = Forked(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    io.popen = Forked(command)
     super(type(io), io).__init__(io.popen.stdin, io.popen.stdout, execmodel)
-
-
-# ── The fork server, and what it forks ────────────────────────────────────────
 
 
 def serve(ours: int) -> None:
@@ -144,85 +126,60 @@ def serve(ours: int) -> None:
     import preloaded  # noqa: F401
 
     asked = socket.socket(fileno=ours)
-    signal.signal(signal.SIGCHLD, bury)
+    # Of those that have ended, the time is counted as ours.
+    signal.signal(signal.SIGCHLD, lambda *_: os.waitpid(-1, os.WNOHANG))
     interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
-        request, files, _, _ = socket.recv_fds(asked, LONGEST, 4)
+        request, files, *_ = socket.recv_fds(asked, LONGEST, 4)
         if not request:
             return
         if os.fork() == 0:
             asked.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, interrupted)
-            be_forked(*pickle.loads(request), *files)
+            try:
+                become(*pickle.loads(request), *files)
+            except Exception:
+                traceback.print_exc()
+            finally:
+                atexit._run_exitfuncs()
+                os._exit(0)
         for file in files:
             os.close(file)
 
 
-def bury(*_) -> None:
-    """Have the time of those that ended counted as ours."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-
-
-def be_forked(command, env, cwd, ray, line, source, sink, server) -> None:
-    """Be what this command would start, a module of Python's or a worker of pytest, and end."""
+def become(command, env, cwd, ray, source, sink, server, line) -> None:
+    """Be what this command would start, a module of Python's or a worker of pytest; without `ray`,
+    which is slow to start, if there is none."""
     global to_server
+    import matplotlib
+    import preloaded
+
     to_server, asker = socket.socket(fileno=server), socket.socket(fileno=line)
     for number, file in enumerate((source, sink)):
         os.dup2(file, number)
         os.close(file)
-    status = 1
-    try:
-        if "-m" in command:
-            os.setsid()  # it leads a group of its own, which signals are sent to
-        asker.sendall(b"%d" % os.getpid())
-        if "-m" in command:
-            be_module(command, env, cwd, ray, asker)
-        else:
-            asker.close()
-            be_worker()
-        status = 0
-    except SystemExit:
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        atexit._run_exitfuncs()
-        os._exit(status)
-
-
-def be_worker() -> None:
-    """Do what execnet sends."""
-    import matplotlib
-
-    matplotlib.use("agg")  # the fork server has that of notebooks
-    with open(0, "rb", buffering=0, closefd=False) as sent:
-        exec(eval(sent.readline()), {"__name__": "__main__"})
-
-
-def be_module(command: list[str], env: dict, cwd: str, ray: bool, asker: socket.socket) -> None:
-    """Without `ray` where Ray is not installed: its processes take half a minute to start, and
-    2 GB."""
-    import preloaded
-
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    if "-m" not in command:
+        asker.send(b"%d" % os.getpid())
+        asker.close()
+        matplotlib.use("agg")  # the fork server has that of notebooks
+        with open(0, "rb", buffering=0, closefd=False) as sent:
+            return exec(eval(sent.readline()), {"__name__": "__main__"})
+    os.setsid()  # it leads a group of its own, which signals are sent to
+    asker.send(b"%d" % os.getpid())
+    is_kernel, nothing = "ipykernel_launcher" in command, os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2) if is_kernel else (2,):
+        os.dup2(nothing, number)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
     sys.path[:] = preloaded.PATH
     if not ray:
         sys.modules["ray"] = None
-    if "ipykernel_launcher" in command:
-        Thread(target=end_with, args=[asker], daemon=True).start()
+    if is_kernel:  # it ends with who has asked
+        Thread(target=lambda: (asker.recv(1), os._exit(1)), daemon=True).start()
     else:  # a judge: it ends when its stdin does, and asks for nothing
         asker.close()
         to_server.close()
     sys.argv = command[command.index("-m") + 1 :]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-
-
-def end_with(asker: socket.socket) -> None:
-    asker.recv(1)
-    os._exit(1)
