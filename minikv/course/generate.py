@@ -112,6 +112,9 @@ def on_control_c() -> Iterator[Event]:
         signal.signal(signal.SIGINT, before)
 
 
+# ── A conversation ────────────────────────────────────────────────────────────
+
+
 def chat(args: argparse.Namespace, params: minikv.SamplingParams) -> int:
     """Each turn sends all that was said. The K and V of what an earlier turn has computed are found
     in the prefix cache. Raises ValueError for a model that is not for chats."""

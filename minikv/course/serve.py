@@ -173,7 +173,8 @@ def from_to(text: str) -> tuple[int, int]:
 
 
 def numbers_of(args: argparse.Namespace) -> tuple[int, int, int]:
-    """(engines at first, at most, for prompts only). Raises ValueError for options that clash."""
+    """(engines at first, at most, of which so many only compute prompts). Raises ValueError for
+    options that do not go together."""
     if args.prefill is None and args.decode is None:
         return *(args.replicas or (1, 1)), 0
     if args.prefill is None or args.decode is None:
@@ -185,7 +186,8 @@ def numbers_of(args: argparse.Namespace) -> tuple[int, int, int]:
 
 
 def keys_of(args: argparse.Namespace) -> tuple[list[str], bool]:
-    """The keys of clients, and whether one was made up. Raises ValueError for a public one."""
+    """The keys that let clients in, and whether one was made up. Raises ValueError for one that a
+    client could show without knowing it."""
     from_environment = os.environ.get("MINIKV_API_KEY")
     keys = args.api_key or ([from_environment] if from_environment else [])
     if not all(key.strip() for key in keys):

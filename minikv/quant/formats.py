@@ -246,6 +246,9 @@ def format_of(kv_dtype: str, block_size: int) -> KVFormat:
     return KVFormat(kv_dtype, by_token[kv_dtype], by_token[kv_dtype])
 
 
+# ── What the error of K does to the weights ───────────────────────────────────
+
+
 def logit_bound(q: torch.Tensor, k_error: torch.Tensor) -> torch.Tensor:
     """How far a logit q . k / sqrt(D) can move: q (..., D), k_error (..., D) -> (...).
 

@@ -170,6 +170,9 @@ def parts_of(transformer: HybridTransformer, kv: np.ndarray, memory: StateMemory
     )  # fmt: skip
 
 
+# ── Between a layer's products ────────────────────────────────────────────────
+
+
 @apart
 def _write_or_convolve(packed, layer, heads, slots, num_tokens):
     """What is done for all rows before any goes on."""

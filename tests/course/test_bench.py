@@ -39,6 +39,7 @@ from minikv.serving.server import served
 SMALL = {
     "ladder": "",
     "decode": "--models tinypy --batch 1 3 --prompt 20 --tokens 5",
+    "ragged": "--models tinypy --requests 5 --prompts 3 9 --outputs 2 6 --static 2 5",
     "cpu": "--layers 1 --prompt 20 --tokens 2",
     "step": "--batch 1 3 --context 20 --steps 2",
     "scheduler": "--running 4 64 --steps 20",
@@ -230,6 +231,9 @@ def test_an_unknown_model_is_named(capsys):
     assert "no-such-model" in capsys.readouterr().err
 
 
+# ── Tables and figures ────────────────────────────────────────────────────────
+
+
 def test_a_spread_and_a_goal():
     spread = harness.Spread([3.0, 1.0, 2.0, 1234.5])
     assert (spread.median, spread.min, spread.max) == (2.5, 1.0, 1234.5)
@@ -266,6 +270,9 @@ def test_a_race_takes_turns_and_drops_the_warm_up():
     assert calls == [("b", 0), ("a", 0), ("a", 1), ("b", 1), ("b", 2), ("a", 2)]
     assert result.results == {"a": [0, 1, 2], "b": [0, 1, 2]}
     assert {name: len(seconds) for name, seconds in result.seconds.items()} == {"a": 2, "b": 2}
+
+
+# ── What is measured ──────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("cached", [True, False])

@@ -328,6 +328,9 @@ def test_control_c_leaves_tables_of_what_was_checked(a_class, tmp_path, monkeypa
     assert list(csv.DictReader(table.open())), "what was checked so far is told"
 
 
+# ── Solutions that are alike ──────────────────────────────────────────────────
+
+
 def made_up(seed):
     """Some function, and each seed's another."""
     draw = random.Random(seed)
@@ -398,6 +401,9 @@ def _student(folder, text, exercise=ONE):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / exercise.chapter.file_name).write_text(text)
     return folder
+
+
+# ── Names and links ───────────────────────────────────────────────────────────
 
 
 def test_a_link_hands_in_nothing(tmp_path):

@@ -129,6 +129,8 @@ def test_a_hand_in_without_a_file_has_a_row_and_no_advice(tmp_path, capsys):
     assert f"ben: {there}" in said and there in (tmp_path / "page").read_text()
 
 
+# ── A plan ────────────────────────────────────────────────────────────────────
+
 PLAN = """
 name = "Two weeks"
 partial = true
@@ -290,6 +292,9 @@ def test_a_week_is_released_with_its_exercises_points_and_deadline(tmp_path, pla
     assert cells["check-04-1"].source == 'must_pass("04.1", partly=2)'
     assert not any("04-2" in name for name in cells)
     assert release.assignment("2", str(tmp_path / "plan.toml")).points == 8
+
+
+# ── Copies ────────────────────────────────────────────────────────────────────
 
 
 def test_equal_files_are_groups_however_many_have_them(tmp_path):

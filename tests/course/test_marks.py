@@ -186,6 +186,8 @@ def sources_of(exercise):
     return reference_sources(exercise)
 
 
+# ── Plain data ────────────────────────────────────────────────────────────────
+
 VALUES = [
     None, True, -3, 10**30, 2.5, float("inf"), "ä\ud800", Words("unquoted"), [1, [2.0, "x"]],
     {"a": [1], 2: None}, {1, (2, 3)}, torch.arange(6).reshape(2, 3), torch.ones(0, 4),

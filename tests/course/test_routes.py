@@ -128,6 +128,8 @@ def test_start_in_a_clone_chooses_a_route_and_unpacks_nothing(tmp_path, monkeypa
     assert start._here() == start.NEW
 
 
+# ── A route's sections run without the others ────────────────────────────────
+
 by_leg = pytest.mark.parametrize(
     "number, route",
     [

@@ -20,6 +20,8 @@ from minikv import (
     naive_attention,
 )
 
+# ── The pool ──────────────────────────────────────────────────────────────────
+
 
 def test_every_block_is_given_out_once_then_none_and_the_last_freed_comes_first():
     pool = BlockPool(4)
@@ -49,6 +51,9 @@ def test_free_blocks_can_be_neither_released_nor_shared():
 def test_unknown_blocks(method, block_id):
     with pytest.raises(ValueError, match=f"block {block_id} is not in this pool of 2 blocks"):
         getattr(BlockPool(2), method)(block_id)
+
+
+# ── The table: test_copy_on_write.py compares it with a model ─────────────────
 
 
 def test_release_gives_everything_back_last_block_first():
@@ -130,6 +135,9 @@ def test_replace_holds_the_new_block_and_lets_go_of_the_old():
     assert [pool.ref_count(block) for block in table.block_ids] == [1, 2]
 
 
+# ── Where K and V lie ─────────────────────────────────────────────────────────
+
+
 def make_store(config, num_blocks, block_size, fill=None):
     store = KVStore(config, num_blocks, block_size, torch.device("cpu"), torch.float32)
     if fill is not None:
@@ -153,6 +161,9 @@ def test_copies_read_everything_before_they_write(llama):
     assert (other.blocks[:, 0] == 2).all() and (other.blocks[:, 1] == 9).all()
     store.copy_to(other, [])
     assert (other.blocks[:, 1] == 9).all()
+
+
+# ── Attention over blocks ─────────────────────────────────────────────────────
 
 
 MET = Counter()

@@ -300,6 +300,8 @@ def test_configs(folder, changes, message):
     refused(folder, message)
 
 
+# ── Damaged files ─────────────────────────────────────────────────────────────
+
 INDEX = "model.safetensors.index.json"
 NORM, DOWN = "model.norm.weight", "model.layers.0.mlp.down_proj.weight"
 

@@ -214,6 +214,9 @@ def test_by_channel_an_outlier_channel_costs_the_others_nothing():
     assert torch.equal(by_channel[:, rest], same[:, rest])
 
 
+# ── What an error of K does ───────────────────────────────────────────────────
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_logit_and_a_weight_move_no_further_than_derived(seed):
     torch.manual_seed(seed)
@@ -237,6 +240,9 @@ def test_the_worst_error_of_a_logit_is_reached():
     assert float(stored) == scale
     error = (q @ (dequantise_int8(codes, stored) - k)).abs() / 2
     assert error == logit_bound(q, torch.tensor([scale / 2, 0, 0, 0]))
+
+
+# ── Bytes ─────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(

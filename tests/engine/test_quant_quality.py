@@ -103,6 +103,9 @@ def test_short_texts_are_left_out(tinypy):
     assert [len(one) for one in windows] == [100] and windows[0][0] == 0
 
 
+# ── Beside other engines, where they are installed ────────────────────────────
+
+
 def kl(lm, ids, *ways):
     """KL per token of each, from float32."""
     exact = lm.logits(ids).log_softmax(-1)

@@ -226,6 +226,9 @@ def test_check_finds_damage(damage):
         case.cache.check()
 
 
+# ── In the engine ─────────────────────────────────────────────────────────────
+
+
 @pytest.mark.parametrize("host_blocks", [0, 32])
 def test_a_hint_keeps_a_prefix_that_age_would_evict(llama, host_blocks):
     """With a host below, age moves the prefix there, and the pin keeps it on the device."""

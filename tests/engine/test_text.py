@@ -59,6 +59,9 @@ def test_who_stops_a_tokenizer_is_told_nothing_of_the_text(llama, error):
         lm.encode("text")
 
 
+# ── A text in pieces ──────────────────────────────────────────────────────────
+
+
 def pieces(rng, lm, ids, stop=()):
     """What a reader gets who comes after some tokens, each time; and what each output says."""
     so_far, at = SoFar(), 0

@@ -113,6 +113,9 @@ def tell(**row) -> None:
     sys.stdout.flush()
 
 
+# ── The parts ─────────────────────────────────────────────────────────────────
+
+
 def tests() -> None:
     """Each file in a process of its own, all at once: most of the time is compiling."""
     from minikv.course.bench.harness import environment
@@ -252,6 +255,9 @@ def notebook() -> None:
 
 
 PARTS = {each.__name__: each for each in (tests, kernels, steps, transformers, notebook)}
+
+
+# ── What they share ───────────────────────────────────────────────────────────
 
 
 def on_gpu() -> bool:

@@ -54,6 +54,8 @@ def small(monkeypatch):
     monkeypatch.setattr(gpu, "CudaClock", MadeUpClock)
 
 
+# ── Kernels ───────────────────────────────────────────────────────────────────
+
 CASES = {
     "even": Case(16, (40, 40), block_size=16, num_heads=4, num_kv_heads=2),
     "skewed": Case(16, (3, 70, 9), block_size=4, num_heads=4, num_kv_heads=2),
@@ -113,6 +115,9 @@ def test_attention_is_of_random_blocks_region_after_region(name, small):
         work.check()
 
 
+# ── Decode steps ──────────────────────────────────────────────────────────────
+
+
 def test_the_model_has_the_size_of_llama_3_2_1b():
     c = gpu.SHAPE
     attention = c["hidden_size"] * 64 * 2 * (c["num_heads"] + c["num_kv_heads"])
@@ -158,6 +163,9 @@ def test_the_roofline_from_made_up_times(model, small, monkeypatch):
     read = (100 + 50 + 101 + 51) * (2 * 1 * 1 * 64 * 4)
     assert row["%"].values == pytest.approx([100 * (2 * weight_bytes + read) / 8192 / 4.0] * 3)
     assert row["µs"].median == 2e6 and row["tokens/s"].median == 1.0
+
+
+# ── The command ───────────────────────────────────────────────────────────────
 
 
 @interpreted
@@ -207,6 +215,9 @@ def test_a_gpu_that_is_too_full_is_refused(small, monkeypatch, capsys):
     monkeypatch.setattr(MadeUpClock, "free", 10**9)
     assert main(["bench", "gpu"]) == 2
     assert "needs 6 GB of free memory" in capsys.readouterr().err
+
+
+# ── The clock ─────────────────────────────────────────────────────────────────
 
 
 def test_a_copy_and_a_product_count_what_they_do(small):

@@ -93,6 +93,9 @@ def test_a_captured_prefill_replays_with_other_chunks():
         torch.testing.assert_close(out, paged.expected(), **TOLERANCE[q.dtype])
 
 
+# ── The engine ────────────────────────────────────────────────────────────────
+
+
 @pytest.fixture(scope="module")
 def lm():
     return minikv.load("tinypy", device="cuda")

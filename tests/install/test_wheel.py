@@ -179,6 +179,9 @@ def test_elsewhere_it_says_how_to_begin(bin_folder, tmp_path):
     assert [path.name for path in tmp_path.rglob("*.ipynb")] == ["00_start_here.ipynb"]
 
 
+# ── In this process ───────────────────────────────────────────────────────────
+
+
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
     monkeypatch.delenv("MINIKV_EXERCISES", raising=False)

@@ -198,6 +198,9 @@ def test_a_template_without_end_keeps_nobody_waiting(tinypy, folder, monkeypatch
             assert at.ask("/v1/chat/completions", short).status_code == 200
 
 
+# ── Where an answer ends ──────────────────────────────────────────────────────
+
+
 def tokenizer_with(*tokens):
     tokenizer = Tokenizer.from_file(str(BUNDLED["tinypy"] / "tokenizer.json"))
     tokenizer.add_tokens([AddedToken(text, special=special) for text, special in tokens])

@@ -124,6 +124,9 @@ def test_workflows_are_linted():
     assert len(files) >= 2
 
 
+# ── In a browser ──────────────────────────────────────────────────────────────
+
+
 @pytest.fixture(scope="module")
 def chromium():
     from playwright.sync_api import sync_playwright  # here, since it may be missing

@@ -142,6 +142,9 @@ def test_a_session_goes_to_the_tiers_too(engine_of, tmp_path):
     assert engine.tiers.where(PROMPT)[:6] == ["host"] * 6
 
 
+# ── Refused ───────────────────────────────────────────────────────────────────
+
+
 def test_the_error_says_what_differs(engine_of, llama, other_lm, tmp_path):
     path = tmp_path / "s"
     engine = engine_of()

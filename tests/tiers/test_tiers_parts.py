@@ -19,6 +19,8 @@ from minikv.tiers.names import block_name, block_names, identity_of, root_name
 
 HERE = identity_of({"model": "a"})
 
+# ── Names ─────────────────────────────────────────────────────────────────────
+
 
 def test_a_name_says_everything_before_it():
     root = root_name(HERE)
@@ -43,6 +45,8 @@ def test_the_spelling_of_names_is_fixed():
     name = block_name(root_name(bytes(32), "salt"), [1, 2])
     assert name.hex() == "cbfb03727c2c5e59af1a262b798d1f55f28f6c06eb0cd9c697f7251dbbec602e"
 
+
+# ── Entries ───────────────────────────────────────────────────────────────────
 
 NAME, OTHER, DATA = b"n" * 32, b"o" * 32, bytes(range(256)) * 3
 
@@ -71,6 +75,9 @@ def test_ten_thousand_damaged_entries_are_refused():
         if bad != packed:
             with pytest.raises(entry.EntryError):
                 entry.unpack(bad, HERE, NAME, len(DATA))
+
+
+# ── Costs ─────────────────────────────────────────────────────────────────────
 
 
 MET = Counter()
@@ -126,6 +133,9 @@ def test_slow_reads_of_one_block_do_not_end_longer_ones():
         reading.add(4000, 0.004)  # or they did not
     link = Link(*reading.fit(flat=True))
     assert link.bandwidth == FAST_ENOUGH and link.latency == pytest.approx(0.004, rel=0.1)
+
+
+# ── The host's pool ───────────────────────────────────────────────────────────
 
 
 def test_free_blocks_remember_until_they_are_needed():

@@ -80,7 +80,8 @@ def in_citation(text: str, address: str | None) -> str:
 
 
 def in_notebook(name: str, text: str, address: str | None) -> str:
-    """A notebook with its links, the routes' marks, and Colab's cell before the first code."""
+    """A notebook with its links and the marks of the routes, and with the cell for Colab before
+    the first code cell."""
     notebook = json.loads(text)
     cells = [cell for cell in notebook["cells"] if cell["id"] != "colab"]
     heading, rest = LINKS.sub("", "".join(cells[0]["source"])).split("\n", 1)

@@ -143,7 +143,8 @@ def _spans(line: str) -> str:
 
 
 def page_film(chromium: str) -> bytes:
-    """Two requests share a prompt, a third has other text, a later one finds what they left."""
+    """Two requests share a prompt, a third one begins with other text, and later one finds what the
+    first have left."""
     from playwright.sync_api import sync_playwright
 
     from minikv.serving import EngineLoop

@@ -367,7 +367,8 @@ def states_from(tinypy):
 
 
 def divergence(model, tinypy, batch) -> torch.Tensor:
-    """From tinypy's probabilities, in nats per token; float32: bfloat16 is slow on many CPUs."""
+    """Of a model's probabilities from tinypy's, in nats per token. In float32: many CPUs multiply
+    bfloat16 several times more slowly."""
 
     def log_probs(model):
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits

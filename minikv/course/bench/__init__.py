@@ -25,6 +25,7 @@ from minikv.course.bench import (
     ladder,
     paging,
     radix,
+    ragged,
     scheduler,
     server,
     speculative,
@@ -37,6 +38,7 @@ from minikv.course.reports import markup
 BENCHMARKS = {
     "ladder": (ladder, "every rung of the course, on one request"),
     "decode": (decode, "tokens per second against transformers, batches of equal length"),
+    "ragged": (ragged, "requests of mixed lengths against static batches in transformers"),
     "cpu": (cpu, "the engine beside the memory's rate, at prefill, and on a busy machine"),
     "step": (step, "parts of a compiled decode step, beside what the machine can do"),
     "scheduler": (scheduler, "host time of a decode step, the model left out"),

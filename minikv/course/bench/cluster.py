@@ -211,7 +211,8 @@ def arrivals_of(path: str) -> list[Arrival]:
 
 
 def made_up(lm: LanguageModel, most_workers: int) -> list[Arrival]:
-    """Ten conversations of six turns per worker, which begin within a minute."""
+    """Conversations of six turns, ten per worker, that begin within a minute. The first block after
+    the system prompt names a conversation."""
     jobs = conversations(
         lm, 10 * most_workers, turns=6, shared=SYSTEM, rate=most_workers / 6, real_answers=False
     )

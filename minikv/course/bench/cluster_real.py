@@ -73,7 +73,8 @@ def add_rows(
     arrivals_of_jobs: Callable[[list[Job]], list[Arrival]],
     block_size: int,
 ) -> None:
-    """Per number of workers the simulator and the workers; of the largest also other ways."""
+    """For each number of workers a row of the simulator and one of the workers, by prefix; for the
+    largest number also those that know nothing of prefixes, without and with a store."""
     alone: float | None = None
     for number in sorted(numbers):
         talks = conversations(lm, TALKS * number, turns=TURNS, real_answers=False)
@@ -139,7 +140,8 @@ def measured(served: ServedJobs, jobs: list[Job], num_tokens: int) -> dict[str, 
 
 
 def spread_out(jobs: list[Job], number: int, costs: StepSeconds) -> list[Job]:
-    """The same, over as long as gives each worker `LOAD` of what it can compute without hits."""
+    """The same, over as long a time as gives each worker `LOAD` of what it can compute, if nothing
+    is found in a cache and nothing decoded together."""
     work = sum(
         len(job.prompt_ids) * costs.prefill + job.max_tokens * (costs.start + costs.decode)
         for job in jobs

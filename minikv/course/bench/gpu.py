@@ -62,6 +62,9 @@ def run(args: argparse.Namespace) -> BenchTable:
     return table
 
 
+# ── Kernels ───────────────────────────────────────────────────────────────────
+
+
 def add_kernels(table: BenchTable, clock: CudaClock, copy: Copy) -> None:
     """A row for each of `gpu_kernels.CASES`, then one for each pair of `gpu_kernels.OVER`."""
     from minikv.course.bench import gpu_kernels  # not before: without Triton it raises
@@ -96,6 +99,9 @@ def measured(
     return seconds, shares
 
 
+# ── Decode steps ──────────────────────────────────────────────────────────────
+
+
 def add_steps(
     table: BenchTable, clock: CudaClock, copy: Copy, lm: minikv.LanguageModel, weight_bytes: int,
     goals: Mapping[int, float], sizes: DecodeSteps,
@@ -127,7 +133,8 @@ def tokens_read(contexts: Sequence[int], steps: int) -> int:
 def decode_rounds(
     lm: minikv.LanguageModel, batch: int, sizes: DecodeSteps, repeats: int
 ) -> list[tuple[float, list[int]]]:
-    """(seconds, contexts of the first step) of rounds in which `batch` requests decode."""
+    """(seconds, contexts of the first step) of consecutive rounds, in which `batch` requests decode
+    and none joins or leaves."""
     measured = repeats * sizes.steps
     length = sizes.context - sizes.warm_up - measured // 2
     if length < 1:
@@ -162,6 +169,9 @@ def decode_rounds(
         (end - start, [length + len(output.token_ids) for output in taken[at]])
         for (start, at), (end, _) in pairwise(borders)
     ]
+
+
+# ── Both ──────────────────────────────────────────────────────────────────────
 
 
 def fits(table: BenchTable, clock: CudaClock, name: str, needed: int) -> bool:

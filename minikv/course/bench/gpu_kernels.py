@@ -119,7 +119,8 @@ class Attention:
         self.out.fill_(float("nan"))
 
     def check(self) -> None:
-        """Raises RuntimeError if a poisoned number is left, or rows differ from the reference."""
+        """After `poison` and `run`: raises RuntimeError if a number was not written, or if rows
+        differ from the reference."""
         for region, (q, out, tables) in enumerate(zip(self.q, self.out, self.tables, strict=True)):
             if not torch.isfinite(out).all():
                 raise RuntimeError(f"{self.case}: region {region} has numbers not written")
@@ -143,7 +144,8 @@ class Attention:
 
 
 def deal(case: Case, regions: int, num_blocks: int) -> torch.Tensor:
-    """Block tables (R, S, B): no block twice. Past a context stands -1, which nobody may read."""
+    """Block tables of all regions, (R, S, B): no block twice, in random order. Places past a
+    context hold -1, which no kernel may read."""
     needed = [-(-length // case.block_size) for length in case.lens]
     order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(2))
     tables = torch.full((regions, len(needed), max(needed)), -1)

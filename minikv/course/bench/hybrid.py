@@ -163,6 +163,8 @@ def add_decode(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Names
         table.add(row, Aim("over one", ">=", 0.97) if way == "auto" else None)
 
 
+# ── States ────────────────────────────────────────────────────────────────────
+
 LAST, EVERY = "last", 64
 KEPT: dict[str, dict] = {  # by policy
     "last and junctions": {}, LAST: {}, f"and every {EVERY} tokens": dict(state_interval=EVERY),

@@ -26,7 +26,8 @@ GONE = "llama.cpp needs two packages more: pip install xllamacpp gguf"
 
 
 def write_gguf(config: minikv.ModelConfig, state: dict, file: Path, f16: bool = False) -> None:
-    """The weights in llama.cpp's format, with a tokenizer that writes token 7 as `<7>`."""
+    """The weights in llama.cpp's format, float32 or the matrices in float16, with a
+    tokenizer that writes token 7 as `<7>`."""
     try:
         import gguf
     except ImportError:
@@ -80,7 +81,8 @@ def server_params(file: Path, num_seqs: int, num_cells: int) -> Any:
 
 
 def serve(num_seqs: int, length: int) -> None:
-    """tinypy behind llama.cpp's server, until the input ends: prints its address."""
+    """tinypy behind llama.cpp's server, until the input ends: prints its address. Each of
+    `num_seqs` sequences may have `length` tokens."""
     import xllamacpp
 
     lm = minikv.load("tinypy")
@@ -216,7 +218,8 @@ class Context:
         self, token_ids: Sequence[int], positions: Sequence[int], seqs: Sequence[int],
         wanted: Sequence[int] | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Logits (T, V) of T tokens at positions of sequences, or of those numbered in `wanted`."""
+        """The logits (T, V) of T tokens, at these positions of these sequences; if `wanted`, those
+        of the tokens with these numbers alone."""
         batch = self.batch
         batch.n_tokens = len(token_ids)
         for i, (token, position, seq) in enumerate(zip(token_ids, positions, seqs, strict=True)):

@@ -65,7 +65,8 @@ def openvino(
 
 @contextlib.contextmanager
 def _process(load: Callable, *model: Any) -> Iterator[Callable]:
-    """run(function, …) calls it in another process, where `load` has had model and threads."""
+    """run(function, …) calls it in another process, which has called `load` with the model and the
+    number of threads."""
     arguments = *model, torch.get_num_threads()
     with ProcessPoolExecutor(1, get_context("spawn"), load, arguments) as process:
         yield lambda *call: process.submit(*call).result()
@@ -80,7 +81,8 @@ def _load_ctranslate2(folder: str, threads: int) -> None:
 
 
 def _run_ctranslate2(prompts: Prompts, max_tokens: int) -> list[list[int]]:
-    """On the faster number of threads: in a small model threads may wait more than compute."""
+    """On the number of threads that is faster for as many prompts: in a small model its threads
+    may wait for each other longer than they compute."""
 
     def run(generator: Any) -> list[list[int]]:
         found = generator.generate_batch(

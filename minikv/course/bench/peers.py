@@ -29,7 +29,8 @@ MODELS = ("tinypy", "random-8m")
 
 
 def load_pair(name: str, dtype: torch.dtype = torch.float32):
-    """(LanguageModel, transformers model). Random weights are exact in both formats of 16 bits."""
+    """`tinypy`, one of `SHAPES` or a checkpoint folder: (LanguageModel, transformers model), on the
+    CPU. Random weights have so few bits that both formats of 16 bits hold them exactly."""
     # Imported here: it takes seconds, and only two of the benchmarks need it.
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging as theirs
@@ -53,20 +54,22 @@ def load_pair(name: str, dtype: torch.dtype = torch.float32):
 
 @torch.inference_mode()
 def generate(peer, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-    """Greedy tokens from `transformers`: prompts of one length, in one batch with its cache."""
-    given = torch.tensor(prompts)
+    """Greedy tokens from `transformers`: one batch with its cache, padded on the left."""
+    width = max(map(len, prompts))
+    padded = torch.tensor([[0] * (width - len(ids)) + list(ids) for ids in prompts])  # (S, P)
+    mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts])
     output = peer.generate(
-        given, attention_mask=torch.ones_like(given), do_sample=False, use_cache=True,
-        max_new_tokens=max_tokens,
-    )  # fmt: skip
-    return output[:, given.shape[1] :].tolist()
+        padded, attention_mask=mask, do_sample=False, use_cache=True, max_new_tokens=max_tokens
+    )
+    return output[:, width:].tolist()
 
 
 @contextmanager
 def generate_batch(
     config: minikv.ModelConfig, peer: Any, batch: int, num_tokens: int
 ) -> Iterator[Callable]:
-    """generate(prompts, max_tokens) -> new tokens, by continuous batching in `transformers`."""
+    """generate(prompts, max_tokens) -> the new tokens of each, by continuous batching over paged K
+    and V in `transformers`, with room for so many sequences of `num_tokens`."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     pages = ContinuousBatchingConfig(max_batch_tokens=2048)
@@ -100,7 +103,8 @@ def random_prompts(lm: LanguageModel, lengths: Sequence[int], seed: int) -> list
 
 
 def engine_for(lm: LanguageModel, lengths: Sequence[int], **settings: Any) -> minikv.Engine:
-    """With room for requests of so many tokens, prompt and answer, all at once."""
+    """With room for requests of so many tokens, prompt and answer, all at once. `settings`: further
+    ones of EngineConfig."""
     config = minikv.EngineConfig(
         num_blocks=max(512, sum(-(-length // 16) for length in lengths)),
         max_num_seqs=max(64, len(lengths)),

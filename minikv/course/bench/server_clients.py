@@ -20,7 +20,8 @@ WELL, END = b"HTTP/1.1 200 ", b"\r\n0\r\n\r\n"  # of a chunked body
 def client(
     link: socket.socket, bodies: list[dict[str, Any]], found: list[dict[str, Any]]
 ) -> Iterator[None]:
-    """Streams over one connection; yields before each piece. Their times: asked, pieces, end."""
+    """Streamed completions, one after the other, over one connection. Yields before each piece that
+    must have come. Of each answer: when it was asked, when pieces came, and its end."""
     for body in bodies:
         data = json.dumps(body).encode()
         asked, times, got = monotonic(), list[float](), bytearray()

@@ -74,7 +74,8 @@ class Foresight(SuffixDrafter):
 
 
 class Pairs(Spread):
-    """Ratios of the two times of a repeat: their median, and its 95 % interval (bootstrap)."""
+    """Ratios of the two times of a repeat. Told is the median, and the interval that it is in with
+    95 % confidence: the repeats are drawn again 2,000 times (bootstrap)."""
 
     def __init__(self, slow: Sequence[float], fast: Sequence[float]):
         super().__init__([one / other for one, other in zip(slow, fast, strict=True)])
@@ -176,7 +177,8 @@ def compare(
 def decode_in_turns(
     engines: dict[str, minikv.Engine], prompts: list[list[int]], params: minikv.SamplingParams
 ) -> tuple[dict[str, float], dict[str, list[list[int]]]]:
-    """Each engine's seconds of decoding and new tokens. The prompts are in its prefix cache."""
+    """Each engine's seconds of decoding, and its new tokens, by name. The prompts are in its prefix
+    cache before its time begins."""
     first = minikv.SamplingParams(max_tokens=1, ignore_eos=True)
     found: dict[str, dict[int, list[int]]] = {}
     taken, ids = dict.fromkeys(engines, 0.0), {}

@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> BenchTable:
 def decoding(
     lm: minikv.LanguageModel, batch: int, context: int, steps: int, **settings: Any
 ) -> minikv.Engine:
-    """An engine in which `batch` sequences decode, with `context` tokens halfway."""
+    """An engine in which `batch` sequences decode, with `context` tokens halfway. `settings`:
+    further ones of EngineConfig."""
     length, rest = max(context - steps // 2, 1), 24
     lengths = [length + steps + rest] * batch  # a block more of each: the scheduler keeps some free
     engine = peers.engine_for(lm, lengths, prefix_cache=False, attention="cpu", **settings)

@@ -105,7 +105,8 @@ ROWS = 96  # of a product that reaches the rate of the arithmetic
 
 @kernel
 def prepare(weights, buffers):
-    """What one thread does alone in a step. Writes the last tokens' K and V over again."""
+    """What one thread does alone in a step. It writes K and V of the last tokens over again, in all
+    layers those of the last one: what the engine says afterwards is of no use."""
     for part in range(PHASES * len(weights.qkv) + 1):
         _prepare(weights, buffers, part)
 
@@ -154,7 +155,8 @@ def attend_layer(q, kv, layer, tables, lens, out, first, last):
 
 @kernel
 def read(values, rows, first, last):
-    """The sum of the rows of values (any, any) int64 that places first to last of `rows` name."""
+    """The sum of those rows of values (any, any) int64 that the places first to last of `rows`
+    name."""
     total = np.int64(0)
     for index in rows[first:last]:
         row = values[index]

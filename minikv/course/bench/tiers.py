@@ -185,7 +185,8 @@ def returning(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namesp
 
 
 def first_token(table: BenchTable, engine: minikv.Engine, prompt: Prompt, from_host: bool) -> float:
-    """Seconds, with the device's cache empty, and the host's, too, unless it is fetched there."""
+    """Seconds, with the device's cache empty, and the host's, too, unless it is to be fetched from
+    there. A note says if a prefix was computed where it should have been fetched."""
     assert engine.cache is not None
     engine.cache.evict(engine.cache.num_cached_blocks)
     if engine.tiers is not None and not from_host:
@@ -281,7 +282,8 @@ def compressors() -> Iterator[tuple[str, Change, Change]]:
 
 
 def turned(data: bytes, rows: int) -> bytes:
-    """A table of bytes, column by column: float32 gets exponents beside exponents, and back."""
+    """A table of bytes with so many rows, column by column. Of float32 with 4 columns this puts
+    exponents beside exponents; with 4 rows it puts them back."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(rows, -1).T.numpy().tobytes()
 
 

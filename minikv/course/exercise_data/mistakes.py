@@ -38,7 +38,8 @@ from minikv.course.exercise_data.skeletons import definitions, edited, fill, ske
 
 @dataclass(frozen=True, eq=False)
 class Mistake:
-    """One wrong solution: `sources` are the wrong definitions, by path; a record has one name."""
+    """One wrong solution. `sources` are the definitions that are wrong, by path. Those of one
+    record have the same name."""
 
     name: str
     cause: str
@@ -119,7 +120,8 @@ def of_chapter(chapter: Chapter) -> dict[str, tuple[Mistake, ...]]:
 def _ways(
     name: str, row: Any, right: Mapping[str, str], given: Container[str]
 ) -> Iterator[Mistake]:
-    """One record, in each way that it is made. `given`: all that the reader's file defines."""
+    """One record, in each way that the mistake is made. `right` are the reference's texts, `given`
+    all that the reader's file defines."""
     if not isinstance(row, dict):
         raise ValueError("a record begins with its exercise and its name")
     if not row.get("cause"):

@@ -168,7 +168,8 @@ class Progress:
 
 
 class ReaderFile:
-    """A reader's file, parsed once. Raises WorkbookError, with the line Python cannot read."""
+    """The text of a reader's file, parsed once. Raises WorkbookError, with the line that Python
+    cannot read."""
 
     def __init__(self, chapter: Chapter, text: str):
         self.chapter, self.text = chapter, text
@@ -234,7 +235,8 @@ class ReaderFile:
         return hashlib.sha256(code.encode()).hexdigest()[:16]
 
     def line_of(self, exercise: Exercise, at: int | None = None) -> int:
-        """Where the exercise's function around line `at` begins, else its first function, or 1."""
+        """Where the exercise's function that holds line `at` begins, else its first function; 1
+        where there is none."""
         asked = self._asked(exercise)
         nodes = [node for path, node in self.definitions.items() if path in asked]
         holding = [n for n in nodes if at is not None and n.lineno <= at <= (n.end_lineno or 0)]

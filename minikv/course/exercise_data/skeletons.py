@@ -205,7 +205,8 @@ def reference(name: str) -> Reference:
 
 
 def edited(text: str, edit: str) -> str:
-    """`text` after an `edit` (see `mistakes`). Raises ValueError unless each is there once."""
+    """`text` after what an `edit` says (see `mistakes`). Raises ValueError unless each place is
+    there once."""
     for old, new in changes(edit):
         if text.count(old) != 1:
             raise ValueError(f"{old!r} is {text.count(old)} times in the reference, expected once")

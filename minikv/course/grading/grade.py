@@ -174,6 +174,9 @@ def progress_bar(total: int, results: Iterator) -> Iterator[tuple[Student, Resul
             yield student, report
 
 
+# ── Checking ──────────────────────────────────────────────────────────────────
+
+
 def grade(student: Student, exercise: Exercise) -> Result:
     try:
         file = student.file(exercise)
@@ -185,7 +188,8 @@ def grade(student: Student, exercise: Exercise) -> Result:
 
 
 def grade_file(exercise_id: str, file: bytes) -> dict:
-    """The report on an exercise in a file's bytes, as a dict; the file lies apart from others."""
+    """The report on an exercise in a file's bytes, as a dict, for workers. The file lies in a
+    folder of its own meanwhile, away from the student's and from all others'."""
     exercise = find(exercise_id)
     try:
         with tempfile.TemporaryDirectory(prefix="minikv-") as place:
@@ -279,7 +283,8 @@ def workers(jobs: int | None) -> Iterator[Executor]:
 
 
 class Store:
-    """Reports by a file's content, in SQLite: a result is whole or missing. No path: none kept."""
+    """Reports by the content of the file, in a database that survives an interrupt at any moment:
+    SQLite keeps a whole result or none. Without a path nothing is kept."""
 
     def __init__(self, path: Path | None):
         self._keeps = path is not None

@@ -60,7 +60,8 @@ class Student:
         return {one.string: one.string[one.end() :] for one in known if _id(one) == self.id}
 
     def meant(self, chapter: Chapter) -> str:
-        """The file that holds a chapter; "" without one. Raises OSError if there are several."""
+        """Where the file is that holds a chapter; "" without one. Raises OSError if there are
+        several."""
         found = [place for place, name in self.files().items() if _meant(name) == chapter.file_name]
         if len(found) > 1:
             raise OSError(f"which one is meant: {', '.join(sorted(found))}?")
@@ -74,7 +75,8 @@ class Student:
         return named[:MOST_NAMED] + ["…"] * (len(named) > MOST_NAMED)
 
     def file(self, exercise: Exercise) -> bytes | None:
-        """The file that holds an exercise, or None. Raises OSError if it cannot be read at once."""
+        """The file that holds an exercise; None if there is none. Raises OSError for one that
+        cannot be read, or not at once."""
         name = self.meant(exercise.chapter)
         if not name or self.folder is None:
             return None

@@ -196,7 +196,8 @@ class _Reader:
 
 @cache
 def _known(chapter: Chapter) -> tuple[set, set[str], set[str]]:
-    """What the skeleton imports; its and the reference's attributes and calls, by their names."""
+    """What the skeleton imports; attributes and calls of the skeleton and the reference, as they
+    are; and their names behind dots."""
     given = list(ast.walk(ast.parse(skeleton(chapter))))
     usual = [*given, *ast.walk(ast.parse(solved(chapter)))]
     looks = [node for node in usual if isinstance(node, ast.Attribute)]

@@ -45,7 +45,8 @@ def pairs_alike(
 
 
 def nearness(text: str, skeleton: str, reference: str) -> float:
-    """Which share of a text's own fingerprints the reference has; 0 where these are too few."""
+    """The share of a text's fingerprints, without the skeleton's, that the reference has; 0 of a
+    text that has too few."""
     own = fingerprints(text) - fingerprints(skeleton)
     return len(own & fingerprints(reference)) / len(own) if len(own) >= LEAST else 0.0
 

@@ -82,7 +82,8 @@ def given(student: Student, report: Result, plan: TermPlan) -> float:
 
 
 def earned(report: Result, plan: TermPlan) -> float:
-    """Points of a passed exercise, by plan or difficulty; NaN if not finished: no mark yet."""
+    """If an exercise is passed, what the plan gives for it, or its difficulty. NaN if it is not
+    finished: there is no mark yet."""
     if report.status == "not finished":
         return math.nan
     most = plan.most(find(report.exercise))
@@ -177,7 +178,8 @@ def _valid_in_xml(text: str) -> str:
 
 
 def as_text(results: Results, plan: TermPlan = NO_PLAN) -> str:
-    """A line per student: ✓ passed, ✗ failed, · not started, - not handed in, ? not finished."""
+    """One line per student: ✓ passed, ✗ failed, · not started, - not handed in, ? not finished.
+    Below them, what a person should know."""
     marks = {"passed": "✓", "failed": "✗", "not started": "·", "not finished": "?"}
     lines: dict[str, list[str]] = {}
     for student, report in results:

@@ -203,7 +203,8 @@ def _folder_of(package: str) -> str | None:
 
 
 def descendants(ancestor: int, dead: bool = False) -> list[int]:
-    """The processes below `ancestor`, with `dead` also those not waited for; none without /proc."""
+    """The processes below `ancestor`, with `dead` also those that nobody has waited for; none
+    where there is no /proc."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile

@@ -244,7 +244,8 @@ def import_checks(what: str, own: Iterable[str] = ()) -> None:
 
 
 def _borrow(own: set[str], called: set[str], before: str = "99") -> None:
-    """Put parts of `own`, below `before`, in the reference's places; they note being `called`."""
+    """Put the reader's parts of `own`, of chapters below `before`, in the reference's places.
+    When they run, they add their exercises to `called`."""
     for chapter in chapters().values():  # all, before any of the reference is swapped
         targets(chapter)
     for number, chapter in chapters().items():

@@ -125,7 +125,8 @@ def run(exercise: Exercise, own: Iterable[str] = (), far: float | None = None) -
 
 
 def parts(passed: Iterable[str], hear: Callable[[dict], None]) -> str | None:
-    """`run_parts` in its own process; `hear` gets its messages. Returns how it ended, if badly."""
+    """`run_parts` in a process of its own: `hear` gets each message as it comes. Returns how it
+    ended, if badly."""
     _, ended, _ = _in_child("parts", ",".join(passed), 6 * time_limit(), hear=hear)
     return None if ended is None else f"{ended.what}: {ended.cause}"
 

@@ -62,7 +62,8 @@ def go_on(lm: LanguageModel, prompt: list[int], blocks: list) -> list[int]:
 
 
 def decoded(lm: LanguageModel, prompts: list[list[int]], outputs: list) -> str:
-    """A sentence about what an engine decoded by this kernel. Raises Wrong for other tokens."""
+    """A sentence about requests that an engine has decoded by the reader's kernel. Raises Wrong for
+    other tokens than the oracle's."""
     for prompt, output in zip(prompts, outputs, strict=True):
         found = list(output.token_ids)
         expected = lm.generate_naively(prompt, len(found))

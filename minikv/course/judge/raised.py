@@ -32,7 +32,8 @@ class Told:
 
 
 class Raised:
-    """An exception's kinds and words. It stays in its process, which `tell`s the rest if asked."""
+    """The kinds and the words of an exception. The exception itself stays in the process that
+    raised it, which `tell`s the rest when it is asked."""
 
     def __init__(self, kinds: list[str], message: str, tell: Callable[[], Told]):
         self.kinds, self.message = kinds, message  # its class first, then the classes above

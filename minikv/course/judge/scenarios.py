@@ -174,7 +174,8 @@ class Scenario:
         return program if self.in_turn else (program,)
 
     def log_of(self, group: Group, place: int, play: Callable[[int], list[Event]]) -> list[Event]:
-        """The log of one program, whose cases `play` plays; of those that go well nothing."""
+        """The log of one program, whose cases `play` plays. Of those that go well nothing is
+        told."""
         if not self.in_turn:
             return self.read(play(0))
         events: list[Event] = []
@@ -198,7 +199,8 @@ class Scenario:
 
     @cache  # noqa: B019  a scenario lives as long as its module
     def expected(self, group: Group, place: int) -> list[Event]:
-        """What the reference gives. Raises ValueError if even that does not come to its end."""
+        """What the reference gives. Raises ValueError for a program that does not come to its
+        end even there: its author made a mistake, not the reader."""
         return self.log_of(group, place, partial(self._expected, group, place))
 
     @cache  # noqa: B019
@@ -316,7 +318,8 @@ class Played:
         return self.group.look
 
     def run(self, player: Any) -> "Outcome":
-        """Have a player of `observing` play the programs on this module until ENOUGH differ."""
+        """Have the programs played on the reader's module, by a player of `observing`, until ENOUGH
+        differ."""
         differs: dict[int, Difference] = {}
         right: list[int] = []
         for place in range(len(self.group.programs)):
@@ -360,7 +363,8 @@ class _TooLong(BaseException):
 
 @contextmanager
 def _within(seconds: float) -> Iterator[None]:
-    """Raise _TooLong after some seconds of computing, where the system can (not in a thread)."""
+    """Raise _TooLong in here after some seconds of computing, where the system can (not in a
+    thread)."""
     if not hasattr(signal, "setitimer") or (
         threading.current_thread() is not threading.main_thread()
     ):
@@ -570,7 +574,8 @@ def diagnose(outcomes: Iterable[Outcome]) -> dict[Outcome, Mistake]:
 
 
 def _tells(mistake: Mistake, failed: Outcome) -> bool:
-    """Whether both go wrong alike in the program that is told. Most do not, and play no more."""
+    """Whether reader and mistake go wrong in the same way in the program that the report tells.
+    Most mistakes do not, and need not be played on more."""
     place, played = min(failed.differs), failed.played
     wrong = played.scenario.symptoms_of(mistake, played.group, place)
     return bool(failed.differs[place].symptoms & wrong)
@@ -590,7 +595,8 @@ def _is_contradicted(mistake: Mistake, outcomes: Sequence[Outcome], latest: floa
 
 
 def _says_much(mistake: Mistake, failed: Outcome) -> bool:
-    """Whether what both have in common is more than one of few answers, or an error."""
+    """Whether what reader and mistake have in common is more than an answer of few possible ones,
+    or that something was raised."""
     played, said = failed.played, set[tuple]()
     for place, differs in failed.differs.items():
         said |= differs.symptoms & played.scenario.symptoms_of(mistake, played.group, place)

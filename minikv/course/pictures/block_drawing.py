@@ -47,6 +47,9 @@ def held_by(block: SeenBlock) -> str:
     return f"{block.ref_count} {''.join(names[:MOST_NAMES])}{rest}"
 
 
+# ── The places ────────────────────────────────────────────────────────────────
+
+
 def _lanes(steps: Sequence[Snapshot]) -> list[dict[str, int]]:
     """For each step the place of its tables, from the top. A table stays where it was."""
     places: list[dict[str, int]] = []

@@ -77,7 +77,8 @@ def html(
     start: int,
     interval: int,
 ) -> str:
-    """`frames` are SVG; `captions`, one per frame, and `texts` HTML; `interval` is in ms."""
+    """`frames` are SVG. `captions` are HTML, one per frame, and so are `texts`, if there are any.
+    A step is shown for `interval` ms."""
     last, name = len(frames) - 1, escape(what)
     data = packed(frames, captions=captions, texts=texts, interval=interval)
     first = b64encode(frames[start]).decode()

@@ -58,7 +58,8 @@ class Recording:
         raise NotImplementedError
 
     def picture(self, steps: Sequence[int] | None = None, caption: str = "") -> style.Picture:
-        """All steps, or those named; `caption`: the line under them, by default blocks counted."""
+        """All steps, or those named, from left to right, line by line. `caption` is the line
+        under them; by default it counts blocks."""
         indices = range(len(self.taken()))
         chosen = list(indices) if steps is None else [indices[i] for i in steps]
         if not chosen:

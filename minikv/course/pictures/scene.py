@@ -238,7 +238,8 @@ class Scene:
         return pen.figure
 
     def film(self, words: Sequence[str], warnings: Sequence[Sequence[str]]) -> Figure:
-        """All steps from left to right, line by line, each under its words and warnings."""
+        """All steps from left to right, then on the next line, each under its words and its
+        warnings."""
         across, width = self.across, room(self.across)
         wrapped = [_wrapped(*step, width) for step in zip(words, warnings, strict=True)]
         line = 1.35 * WORDS / 72

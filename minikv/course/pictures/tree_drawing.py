@@ -131,7 +131,8 @@ def rows_of(trees: Sequence[Sequence[Place]]) -> tuple[dict[Place, int], int]:
 
 
 def _columns(runs: Sequence[BlockRun], leave_out: int) -> list[range]:
-    """Columns of blocks. Like ones may stand as one: at 1 all but a node's ends, at 2 the first."""
+    """The columns of blocks. Those that look alike may stand as one: at 1 all but the first
+    and last of a node, at 2 all but the first."""
     depth = max((len(run.cells[-1].place) - 1 for run in runs), default=1)
     starts = set(range(depth)) if leave_out == 0 else {0}
     for run in runs:

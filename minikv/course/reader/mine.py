@@ -103,7 +103,8 @@ def engine_chapters() -> list[Chapter]:
 
 
 def _names(exercise: Exercise) -> list[str]:
-    """What a cell uses of an exercise, in the file's order; of a kernel, what starts it."""
+    """What a cell uses of an exercise: its functions and classes, in the order of the file. For
+    a kernel it is the function that starts it, which the chapter gives."""
     chapter = exercise.chapter
     names: dict[str, None] = {}
     for path, id_ in chapter.places.items():
@@ -121,7 +122,8 @@ class PassedParts:
     """The reader's passed parts of some chapters, loaded from the files as they are now."""
 
     def __init__(self, numbers: set[str]):
-        """With a chapter of the engine, the earlier ones, too: they write the same classes."""
+        """With a chapter of the engine, the earlier ones too: they write methods of the same
+        classes."""
         self.changed = progress_file.changed()
         self.passed = progress_file.passed() | self.changed
         self.own: set[str] = set()  # exercises whose parts are loaded

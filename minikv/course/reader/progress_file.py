@@ -122,7 +122,8 @@ def note(report: Report, alone: bool = True) -> None:
 
 
 def what_next(after: str | None = None) -> str | None:
-    """What the reader does next: a route's last command, else what `to_do_next` names."""
+    """What the reader does next, in words: at the end of a route its last command, else the
+    exercise that `to_do_next` names."""
     route = routes.chosen()
     if route is not None and route.ends and route.exercises <= passed():
         return f"{route.ends}, the end of the {route.name} route"

@@ -72,6 +72,9 @@ def routes() -> dict[str, Route]:
     return found
 
 
+# ── The reader's choice ───────────────────────────────────────────────────────
+
+
 def _file() -> Path:
     return reader_files.folder() / ".progress" / "route"
 
@@ -99,6 +102,9 @@ def chosen() -> Route | TermPlan | None:
         return routes().get(_file().read_text(encoding="utf-8").strip())
     except OSError:
         return None
+
+
+# ── Marks in the notebooks ────────────────────────────────────────────────────
 
 
 def marked(number: str, sources: list[str]) -> list[str]:

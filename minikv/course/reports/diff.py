@@ -29,7 +29,8 @@ class Region:
         return all(left == right for left, right in self.rows)
 
     def marked(self) -> Iterator[tuple[str | None, str, str | None]]:
-        """Rows with a sign between: < or > where one has no line, | where the lines differ."""
+        """The rows, with a sign between the two sides: < or > where one has no line, | where the
+        lines differ."""
         for left, right in self.rows:
             differs = "<" if right is None else ">" if left is None else "|"
             yield left, " " if left == right else differs, right

@@ -22,6 +22,9 @@ ORDINARY_WIDTH = 100  # columns of text
 WHOLE_WORDS = "word-break:normal;overflow-wrap:normal;overflow-x:auto"  # JupyterLab breaks them
 
 
+# ── Text ──────────────────────────────────────────────────────────────────────
+
+
 def terminal_width() -> int:
     """Columns of text in this terminal, 100 at most."""
     return min(ORDINARY_WIDTH, shutil.get_terminal_size((ORDINARY_WIDTH, 24)).columns)
@@ -79,8 +82,12 @@ def hours(minutes: int) -> str:
     return " ".join([f"{whole} h"] * bool(whole) + [f"{rest} min"] * bool(rest or not whole))
 
 
+# ── HTML ──────────────────────────────────────────────────────────────────────
+
+
 def marked(text: str) -> str:
-    """Plain text as HTML: `backquotes` are code, a place in an exercise file is a link."""
+    """Plain text as HTML. What stands in `backquotes` is code, and a place in an exercise file
+    is a link to it."""
     text = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(text)).replace("\n", "<br>")
     folder = re.escape(reader_files.folder().name)
     return re.sub(
@@ -121,6 +128,9 @@ def folded(summary: str, content: str, is_open: bool = False) -> str:
 
 def preformatted(text: str) -> str:
     return f"<pre style='text-align:left;white-space:pre-wrap;{WHOLE_WORDS}'>{escape(text)}</pre>"
+
+
+# ── Links and buttons ─────────────────────────────────────────────────────────
 
 
 def open_notebook() -> Path | None:
@@ -185,7 +195,8 @@ def _opens_beside(file: Path, line: int, then: str = "rendermime:handle-local-li
 
 
 def _command(*commands: str, **arguments: object) -> str:
-    """The attributes by which a click runs JupyterLab's commands, all with these arguments."""
+    """The attributes by which JupyterLab runs its commands at a click, all with one set of
+    arguments."""
     given = json.dumps({"commands": commands, "args": arguments})
     return (
         "data-commandlinker-command='apputils:run-all-enabled' "

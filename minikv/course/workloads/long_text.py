@@ -73,6 +73,9 @@ def _in_chunks(lm: LanguageModel, ids: Sequence[int], cache: RollingCache) -> to
     return torch.cat([cache.append(lm, ids[i : i + CHUNK]) for i in range(0, len(ids), CHUNK)])
 
 
+# ── Bits per byte, by position ────────────────────────────────────────────────
+
+
 def nats_per_token(logits: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
     """-log p of each token but the first: (T - 1,). logits (T, vocab_size), (T,) token ids."""
     return F.cross_entropy(logits[:-1], torch.tensor(ids)[1:], reduction="none")
@@ -93,6 +96,9 @@ def bits_per_byte(nats: torch.Tensor, num_bytes: torch.Tensor, bins: int = 1) ->
     """
     spans = zip(nats.double().tensor_split(bins), num_bytes[1:].tensor_split(bins), strict=True)
     return torch.stack([n.sum() / math.log(2) / b.sum() for n, b in spans])
+
+
+# ── What a shift does ─────────────────────────────────────────────────────────
 
 
 def shift_errors(

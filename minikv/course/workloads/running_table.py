@@ -65,7 +65,8 @@ class Run:
 def run_cache(
     lm: LanguageModel, prompt_ids: list[int], max_tokens: int, cache, capacity: int | None
 ) -> Run:
-    """Chapters 02 and 03: one sequence's cache, which reserves `capacity` slots, or grows."""
+    """Chapters 02 and 03: one sequence's own cache. `capacity`: token slots that it reserves;
+    None for one that grows."""
     started = perf_counter()
     token_ids, new = [], prompt_ids
     held = reserved = 0

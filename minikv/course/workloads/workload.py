@@ -92,7 +92,8 @@ def poisson(num_requests: int, rate: float, seed: int = 0) -> list[float]:
 
 
 def write_code(lm: LanguageModel, num_tokens: int, seed: object = 0) -> list[int]:
-    """`num_tokens` ids of made-up Python, cut off wherever that is; another `seed`, other text."""
+    """`num_tokens` token ids of made-up Python, cut off wherever that is; `seed` may be anything
+    that prints, and another one gives another text."""
     draw, text = random.Random(f"code {seed}"), ""
     ids: list[int] = []
     while len(ids) < num_tokens:

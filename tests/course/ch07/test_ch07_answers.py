@@ -102,6 +102,9 @@ def test_the_engine_runs_on_it(llama, preemption):
     assert engine.pool.num_free == 14
 
 
+# ── Append-only prompts ───────────────────────────────────────────────────────
+
+
 def test_the_next_turn_finds_what_stands_before_the_reasoning(lm):
     dead, found, tokens, expected = two_turns(lm, insert_turn)
     assert (dead, found) == (6, 12) and tokens == expected

@@ -68,6 +68,9 @@ def test_queries_may_be_slices_of_one_projection():
         torch.testing.assert_close(found, expected(q, kv, tables, lens))
 
 
+# ── Seen from outside ─────────────────────────────────────────────────────────
+
+
 CALLS = {
     "add": lambda: ch08.add(torch.ones(10), torch.ones(10)),
     "attend": lambda: ch08.attend(torch.ones(8), torch.ones(11, 8), torch.ones(11, 8)),
@@ -148,6 +151,9 @@ def test_the_watch_lets_go():
         assert torch.empty(2).isnan().all()
         raise ZeroDivisionError
     assert torch.empty is empty and type(ch08.add_kernel).run is run
+
+
+# ── The exercises around them ─────────────────────────────────────────────────
 
 
 @watched

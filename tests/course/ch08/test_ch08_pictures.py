@@ -48,6 +48,9 @@ def launches():
     ]
 
 
+# ── What is read ──────────────────────────────────────────────────────────────
+
+
 @needs_interpreter
 @pytest.mark.parametrize("lens", [LENS, [1], [0, 17], [300, 5, 129, 256, 1]])
 @pytest.mark.parametrize("block_size", thorough_after(1, [5, 1, 16, 64]))
@@ -125,6 +128,9 @@ def test_splits_are_counted_as_on_the_device():
         assert pictures.num_splits(lens, rows, settings.MIN_SPLIT) == count(lens, rows)[0]
 
 
+# ── What the compiler makes of it ─────────────────────────────────────────────
+
+
 @pytest.mark.thorough
 @pytest.mark.skipif(not HAS_TRITON, reason="compiles")
 def test_the_decode_kernel_is_compiled_in_a_process_of_its_own():
@@ -136,6 +142,9 @@ def test_the_decode_kernel_is_compiled_in_a_process_of_its_own():
     assert ".target sm_90" in decode["ptx"] and "cp.async.cg" in decode["ptx"]
     with pytest.raises(RuntimeError, match="the compiler failed"):
         compiled.decode(90, num_heads=4, num_kv_heads=3, head_dim=64)
+
+
+# ── The pictures ──────────────────────────────────────────────────────────────
 
 
 def words_in(figure):

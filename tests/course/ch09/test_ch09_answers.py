@@ -70,6 +70,9 @@ def test_other_tokens_are_no_speed(tinypy):
         speeds(tinypy.lm, engines, batch=1)
 
 
+# ── What is seen ──────────────────────────────────────────────────────────────────────────
+
+
 def test_a_group_fetches_each_block_once_and_heads_twice():
     case, seen = Case((8, 5), 4, 4, 2), {}
     block, row = 4 * 2 * 2 * 4, 4
@@ -153,6 +156,9 @@ def test_float64_sums_are_seen():
     assert widens(compiled_code(kernel)) and not widens(compiled_code(ch09.matmul))
 
 
+# ── In a process of its own ───────────────────────────────────────────────────────────────
+
+
 def checked(exercises, id_, text):
     (exercises / chapter_of(id_).file_name).write_text(text)
     return Report.of(process.run(find(id_)))
@@ -184,6 +190,9 @@ def test_what_numba_refuses_is_told_with_a_line(exercises):
                                        "    num_seqs, heads, *[dim] = q.shape\n")  # fmt: skip
     said = checked(exercises, "09.1", text).text()
     assert "Numba refuses line" in said and "*[dim]" in said, said
+
+
+# ── Pictures, and what this machine can do ────────────────────────────────────────────────
 
 
 def test_a_walk_is_what_the_kernel_reads():
@@ -226,6 +235,9 @@ def test_a_failure_in_a_thread_is_not_lost():
 def test_unwritten_parts_do_not_stop_the_others():
     text = fill(skeleton(chapter_of("09")), {})
     assert "Exercise 09.6: decode_step" in text and "from numba" not in text
+
+
+# ── The same text, other bits ─────────────────────────────────────────────────────────────
 
 
 @torch.inference_mode()

@@ -115,6 +115,9 @@ def test_the_stored_rates_are_shown():
     assert "36.4" in told and "without limit: 36.6%" in told
 
 
+# ── The simulated disk ────────────────────────────────────────────────────────
+
+
 def test_a_crash_may_leave_what_was_in_memory_only():
     disk = CrashingFolder({"a": b"old"})
     assert disk.left_by_a_crash("a") == {b"old"}
@@ -158,11 +161,17 @@ def test_no_shorter_way_than_save_is_safe():
     assert is_safe(["write new", "sync new", "rename", "sync folder"])
 
 
+# ── Measured times ────────────────────────────────────────────────────────────
+
+
 def test_measured_times_say_from_where_fetching_is_faster():
     lengths, computed = (10, 110, 200), [2.0, 12.0, 21.0]  # 1 + length / 10
     assert crossing(lengths, computed, [2.5, 7.5, 12.0]) == pytest.approx(20)
     assert crossing(lengths, computed, [1.0, 6.0, 10.5]) == 0
     assert crossing(lengths, computed, [1.0, 12.0, 21.9]) == float("inf")
+
+
+# ── The others ────────────────────────────────────────────────────────────────
 
 
 def test_the_small_machine_makes_room_by_itself():

@@ -305,7 +305,8 @@ def turning_together(speed: float, distances, products, elsewhere) -> Picture:
 
 
 class RepeatedWork:
-    """Naive generation as attention matrices: how often each score has been computed by then."""
+    """Naive generation as attention matrices, one per pass; numbers say how often a score
+    has been computed by then."""
 
     def __init__(self, prompt: list[str], new: list[str]):
         """The texts of the tokens. The last new token is never fed."""

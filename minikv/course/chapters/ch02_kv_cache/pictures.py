@@ -28,6 +28,9 @@ def speedup(ratios: torch.Tensor) -> Picture:
     return Picture(figure, f"The speed-up over the length of the answer. {takeaway}.")
 
 
+# ── Two caches that fill ──────────────────────────────────────────────────────
+
+
 @dataclass(frozen=True)
 class Pass:
     """What a pass found and left in layer 0 of both caches."""

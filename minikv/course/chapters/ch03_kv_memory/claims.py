@@ -16,7 +16,8 @@ TOKENS = {"7B 4K": 4 * 1024, "70B 8K": 8 * 1024}  # of the other claims: 1
 
 
 def figure(key: str, mistake: str | None = None) -> float:
-    """What arithmetic gives for a claim with this mistake; for the speed, one stream's ceiling."""
+    """What arithmetic gives for a claim, if this mistake is made; for the speed, the ceiling of
+    one stream."""
     config = CONFIGS[CLAIMS[key].model]
     if key == "1B speed":
         return decode_ceiling(2 * llama_parameters(config), BANDWIDTH)

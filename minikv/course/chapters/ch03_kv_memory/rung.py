@@ -7,7 +7,8 @@ IDEA = "what a token costs, and what reservation wastes"
 
 
 def run_limited(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """A cache with room for the longest answer that was asked for, less its last token."""
+    """A cache with room for the longest answer that was asked for. Its last token
+    is never stored."""
     return run_reserved(lm, prompt_ids, max_tokens, len(prompt_ids) + max_tokens - 1)
 
 

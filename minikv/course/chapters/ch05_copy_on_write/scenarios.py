@@ -137,7 +137,8 @@ LENGTHS = ((4, 3), (4, 7), (4, 8), (3, 5), (1, 2), (16, 20), (4, 0))
 
 
 def each(steps: str, looks: str, lengths=LENGTHS, num_blocks: int = 24) -> list:
-    """The same steps at several block sizes; N is the number of tokens, L the last position."""
+    """The same steps at several block sizes; N stands for the number of tokens, L for the last
+    position."""
     return [
         (size, num_blocks, steps.replace("N", str(n)).replace("L", str(n - 1)), looks)
         for size, n in lengths

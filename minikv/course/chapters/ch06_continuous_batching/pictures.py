@@ -125,6 +125,9 @@ def _shares(run: Run) -> tuple[list[float], list[float], list[float]]:
     return times, seats, blocks
 
 
+# ── The batch, seat by seat ───────────────────────────────────────────────────
+
+
 class Stretch(NamedTuple):
     """Consecutive steps in which one request did the same on one seat."""
 
@@ -273,6 +276,9 @@ def _legend(kinds: set[str]) -> list:
     }
     shown = [handle for kind, handle in handles.items() if kind in kinds]
     return [*shown, Patch(**EMPTY, label="empty")]
+
+
+# ── What scheduling costs ─────────────────────────────────────────────────────
 
 
 def budgets_picture(

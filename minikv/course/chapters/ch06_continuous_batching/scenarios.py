@@ -730,7 +730,8 @@ def serve_texts(scheduler: type, texts=TEXTS[:3], new: int = 16, **config) -> mi
 
 @runs_model("06.1", "06.2", "06.3", "06.4", "06.5")
 def _(mine, lm: minikv.LanguageModel) -> str:
-    """tinypy on the reader's scheduler, short of blocks: recompute, swap, another victim."""
+    """tinypy on the reader's scheduler, short of blocks: by recompute, by swap, and with the
+    other choice of victim."""
     found = []
     for how, scheduler, more in (
         ("recompute", mine.Scheduler, {}),

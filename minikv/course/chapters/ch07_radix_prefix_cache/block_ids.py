@@ -14,7 +14,8 @@ Ids = Seq[int]  # of a prompt's blocks, in order
 
 
 def ids_of_jobs(jobs: Iterable[Job], block_size: int = 16) -> list[Ids]:
-    """Whole blocks of each prompt; an id is new unless seen after the same blocks and salt."""
+    """The whole blocks of each prompt; a block's id is new unless it was seen after the same
+    blocks and under the same salt."""
     known: dict[Hashable, int] = {}  # a chained hash that cannot collide
     streams: list[Ids] = []
     for job in jobs:

@@ -16,8 +16,8 @@ QUESTIONS = ("def test_first(self):\n", "def main(argv):\n", "class Queue:\n", "
 
 
 class FourRequests(Table):
-    """One system prompt, four questions: what each way computed, and how long. AssertionError
-    for other tokens than the oracle's."""
+    """One system prompt, four questions. Prints whose parts serve them, and shows what each way
+    computed and how long it took. Raises AssertionError for other tokens than the oracle's."""
 
     def __init__(self, lm: minikv.LanguageModel):
         system = write_code(lm, SHARED, seed=7)

@@ -11,7 +11,8 @@ Times = Seq[Seq[float]]  # ms: of the right name, of wrong ones
 def sooner_picture(
     lengths: Seq[int], times: Mapping[str, Seq[Seq[float]]], rest: int, sooner: float
 ) -> Picture:
-    """Time to first token over the cached prefix: `times["miss"]`, `times["hit"]` in ms."""
+    """Time to first token over the cached prefix: `times["miss"]` and `times["hit"]`, of each
+    length the times of its prompts in ms."""
     takeaway = f"{lengths[-1]} tokens found: the first token comes {sooner:.0f}× sooner"
     figure, axes = new_axes(
         takeaway, f"cached prefix (tokens), before {rest} others", "time to first token (ms)"

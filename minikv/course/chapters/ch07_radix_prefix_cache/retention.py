@@ -134,7 +134,8 @@ def knows_the_future(turns: Seq[Turn]) -> Policy:
 
 
 def serve(turns: Seq[Turn], num_blocks: int, make: MakeCache) -> tuple[int, RetainingCache]:
-    """Tokens of all prompts that are computed once more, and the cache as it is then."""
+    """Tokens of all prompts that are computed though they had been computed before. Also returns
+    the cache as it is then."""
     now = 0.0
     pool = BlockPool(num_blocks)
     cache = make(pool, clock=lambda: now)

@@ -136,7 +136,8 @@ class Steps:
         return tokens_of(word, self.size), more, word + (f" of salt {more[0]!r}" if salt else "")
 
     def call(self, text: str, function, *arguments, see: bool = False):
-        """As `log.call`. Nodes in errors are called by letters; a refused call changes nothing."""
+        """As `log.call`. A node in an error's message is called by its letters, and a call that
+        is refused must change nothing."""
 
         def tidy(*arguments):
             try:
@@ -277,7 +278,8 @@ def readable(look):
 
 
 def locks_of(cache):
-    """(name, lock count) of every node: "AB", and "AB.C" behind it; 9 deep, if it is broken."""
+    """(name, lock count) of every node: "AB", and "AB.C" behind it. Not for ever: of a broken tree
+    a node may be its own descendant."""
     level = [
         ("" if salt is None else f"{salt!r}:", child)
         for salt, root in cache._roots.items()
@@ -584,7 +586,8 @@ class KeepsLogits(minikv.Sampler):
 
 @cache
 def prompt_of(name: str) -> list[int]:
-    """ "s12q3": the first 12 tokens of text s, and 3 of text q; a text that ends begins again."""
+    """ "s12q3": the first 12 tokens of text s, and 3 of text q; a text that is too short begins
+    again."""
     token_ids = []
     for text, count in re.findall(r"(\w)(\d+)", name):
         token_ids += (tinypy().encode(TEXTS[text]) * 3)[: int(count)]
@@ -999,7 +1002,8 @@ scenario("07.7", stepping,
 
 
 class Server:
-    """A shared cache in blocks of 16, seen by its clock: 1 ms per token, a quarter more or less."""
+    """A shared prefix cache in blocks of 16, seen by its clock alone: 1 ms per token computed, a
+    quarter more or less."""
 
     def __init__(self, seed: int):
         self.clock = random.Random(seed)

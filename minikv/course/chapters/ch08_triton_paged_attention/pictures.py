@@ -426,7 +426,8 @@ DATA_SHEETS = {
 
 
 def roofline_picture(roofs: Mapping[str, Roof], work: Mapping[str, float]) -> style.Picture:
-    """Attainable operations per second over operations per byte (Williams et al., 2009)."""
+    """Attainable operations per second over operations per byte (Williams et al., 2009), for
+    each machine; and where each kind of work is, by its intensity."""
     own, first = next(iter(roofs)), next(iter(work))
     title = f"{_capital(first)}: {work[first]:.0f} operations per byte; {own} bends at "
     title += f"{roofs[own].bend:.0f}"

@@ -90,7 +90,8 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def in_threads(kernel: Callable, calls: Sequence[tuple]) -> None:
-    """All calls of a kernel at the same time, the first in this thread: no lock is held."""
+    """Make all calls of a kernel at the same time, the first in this thread. A compiled kernel
+    does not hold Python's lock, so they really run side by side."""
     others = [_pool().submit(kernel, *call) for call in calls[1:]]
     kernel(*calls[0])
     for other in others:

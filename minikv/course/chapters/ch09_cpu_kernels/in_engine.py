@@ -100,7 +100,8 @@ def engine_by(
     step: Callable | None = None,
     **config: Any,
 ) -> minikv.Engine:
-    """An engine that decodes by a backend or a whole step; else as `config` says, or by PyTorch."""
+    """An engine whose decodes are computed by a backend, or by a whole step; else by PyTorch's
+    attention, or what `config` says."""
     usual: dict[str, Any] = {"block_size": BLOCK_SIZE, "prefix_cache": False, "attention": "torch"}
     engine = minikv.Engine(lm, minikv.EngineConfig(**usual | config), attention=backend)
     return engine if step is None else step_by(engine, lm, step)

@@ -58,6 +58,8 @@ def attend_step(
     return found
 
 
+# ── The engine, asked the same in several ways ────────────────────────────────
+
 WAYS = ("cold", "warm", "in a batch", "in chunks")
 
 

@@ -13,7 +13,8 @@ from minikv.cpu.tiles import ask_for, in_panels
 
 
 def best(work: Callable[[], object], repeats: int = 5, calls: int = 1) -> float:
-    """Seconds of one call, the best of several tries after one that may compile."""
+    """Seconds of one call, the best of several tries; a first one, which may compile, is not
+    counted."""
     work()
     seconds = []
     with no_gc():
@@ -105,7 +106,8 @@ def waking() -> float:
 
 
 def engine_product(weight: np.ndarray) -> Callable:
-    """The engine's own product with this weight, called as 09.5's; laid out in panels once."""
+    """The engine's own matrix product with this weight, called as the one of 09.5. The weight is
+    laid out in panels here, once."""
     panels = in_panels(weight)
 
     def product(x, weight, out, add, first, last) -> None:

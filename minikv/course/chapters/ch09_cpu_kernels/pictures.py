@@ -17,6 +17,8 @@ from minikv.course.chapters.ch09_cpu_kernels.watch import Watch, Watched, plainl
 from minikv.course.pictures import style
 from minikv.course.pictures.player import Player
 
+# ── What is read when ─────────────────────────────────────────────────────────────────────
+
 
 class Read(NamedTuple):
     """A block of one KV head is fetched, and used until the next one is."""
@@ -126,6 +128,9 @@ def walks_frame(walks: Seq[Walk], step: int) -> Figure:
                 axes.text(x + size * 0.46, top + 0.115, text, fontsize=7.5, ha="center",
                           va="center", color=ink)  # fmt: skip
     return figure
+
+
+# ── How fast ──────────────────────────────────────────────────────────────────────────────
 
 
 def rates_picture(rates: Mapping[str, float]) -> style.Picture:

@@ -25,7 +25,8 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 @contextmanager
 def plainly(module: ModuleType) -> Iterator[None]:
-    """In here kernels of `module` are Python, and memory that nobody has written holds NaN."""
+    """In here the kernels of `module`, and those that they call, are Python; and memory that
+    nobody has written holds NaN."""
     swapped: list[tuple[dict, str, Any]] = []
     todo, seen = [vars(module)], set()
     while todo:

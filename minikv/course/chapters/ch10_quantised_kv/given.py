@@ -125,6 +125,9 @@ def keys_and_values(lm: LanguageModel, token_ids: list[int]) -> tuple[torch.Tens
     return torch.stack(keys), torch.stack(values)
 
 
+# ── Ways that no engine here stores K and V ───────────────────────────────────────
+
+
 def five_bits(x: torch.Tensor) -> torch.Tensor:
     """What llama.cpp's q5_0 reads back of x (..., D), for D a multiple of 32: for every 32 numbers
     a scale in float16, so that the one farthest from 0 gets code -16 of -16 … 15."""

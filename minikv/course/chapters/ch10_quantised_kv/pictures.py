@@ -18,7 +18,8 @@ Interval = tuple[float, float, float]  # value, low, high
 
 
 def rulers_picture(x: torch.Tensor, rulers: Mapping[str, torch.Tensor]) -> style.Picture:
-    """Numbers between two rulers; a line leads from each number to the mark that stands for it."""
+    """Numbers between two rulers, each with its marks. A line leads from each number to the mark
+    that stands for it."""
     lost = {name: float((x[:, None] - marks).abs().amin(1).max()) for name, marks in rulers.items()}
     parts = ", ".join(f"{name.partition(':')[0]} {error:.2f}" for name, error in lost.items())
     title = f"The largest distance to a mark: {parts}"
@@ -46,7 +47,8 @@ def rulers_picture(x: torch.Tensor, rulers: Mapping[str, torch.Tensor]) -> style
 
 
 class OutlierFilm:
-    """A block (tokens, channels) in 4 bits, one channel of which grows by each of FACTORS."""
+    """A block (tokens, channels), one channel of which grows by each of FACTORS, in 4 bits by token
+    and by channel."""
 
     def __init__(self, block: torch.Tensor, channel: int):
         self.channel, self.steps = channel, []

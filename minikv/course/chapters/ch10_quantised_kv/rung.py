@@ -14,5 +14,6 @@ RUNS = {
 
 
 def why_not(lm: LanguageModel) -> str:
-    """The table compares tokens, which int8 promises for no model but keeps on tinypy here."""
+    """The table compares tokens, and int8 promises them for no model. On tinypy and the table's
+    text they are those of naive attention."""
     return "" if lm.name == "tinypy" else "other tokens are allowed here"

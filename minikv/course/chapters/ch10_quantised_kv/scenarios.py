@@ -249,7 +249,8 @@ def attention(mine, program, log: Log) -> None:
 
 
 def stored(heads, kv_heads, dim, size, block_ids, context_len, spread):
-    """Arguments of `attend_int8`: slots without a token hold large numbers; scales differ much."""
+    """Arguments of `attend_int8`. Slots without a token hold large numbers, which must not be
+    read. Tokens differ much in their scales."""
     num_blocks, seed = max(block_ids) + 2, 31 * heads + context_len
     q, parts = drawn(seed + 3, heads, dim), []
     for place in range(2):

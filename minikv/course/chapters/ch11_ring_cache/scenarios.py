@@ -395,7 +395,8 @@ def masks(mine, program, log: Log) -> None:
 
 
 def rolls(mine, program, log: Log) -> None:
-    """Values are unit vectors that name positions, scores are equal: all that is seen shows."""
+    """Every value is a unit vector that names its position, and all scores are equal: what comes
+    out of attention says which positions were seen."""
     windows, chunks = program
     total = sum(chunks)
     cache = mine.RollingCache(config_of(windows, 32), None, total)

@@ -15,7 +15,8 @@ Names = dict[str, "File"]
 
 
 class EvictingPool(BlockPool):
-    """A pool that calls `make_room()` if a block is asked for and none is free."""
+    """A pool that makes room by itself: `make_room()` is called if a block is asked for and none
+    is free."""
 
     def __init__(self, num_blocks: int, make_room: Callable[[], None]):
         super().__init__(num_blocks)

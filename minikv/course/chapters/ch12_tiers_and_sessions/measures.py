@@ -115,6 +115,7 @@ def line_through(lengths: Sequence[int], seconds: Sequence[float]) -> tuple[floa
 
 
 def crossing(lengths: Sequence[int], computed: Sequence[float], fetched: Sequence[float]) -> float:
-    """The length from which on fetching is faster, by lines through the times: 0 to inf."""
+    """The length from which on fetching is faster, by the lines through the times; inf if it never
+    is. Not below 0."""
     (a, compute), (b, fetch) = line_through(lengths, computed), line_through(lengths, fetched)
     return max(0.0, (b - a) / (compute - fetch)) if compute > fetch else float("inf")

@@ -259,7 +259,8 @@ def even(mine, program, log: Log) -> None:
 
 
 def plan(mine, program, log: Log) -> None:
-    """Times in ms: a tier's latency and block, computing a block; tiers by first letters."""
+    """Times in ms: of a host's and a disk's latency and block, and of computing a block; tiers by
+    their first letters."""
     host, disk, compute, tiers = program
     names = {"h": "host", "d": "disk", "r": "remote"}
     block_size, block_bytes = (16, 8, 32)[len(tiers) % 3], 1000
@@ -506,7 +507,8 @@ def imitation(mine) -> str | None:
 
 
 def imitates(mine, program, log: Log) -> None:
-    """A name that goes on as the rest of its tensor and as another, as the reader's hash writes."""
+    """A name that goes on as the rest of its tensor, and as another tensor. Which name that is
+    depends on what the reader's function writes between the parts."""
     log(f"two digests: of the tensors named first and last, and of one tensor whose name {program}")
     log.call("", fed, mine, {"first": LETTERS, "last": LETTERS}, see=False)
     if log.events[-1].error is None:

@@ -18,7 +18,8 @@ Lru = OrderedDict[int, None]  # ids, the least recently used first
 
 
 class WriteBack:
-    """Each block is in one tier: evicted it goes to the host, fetched it leaves the host."""
+    """Each block is in one tier: evicted from the device it goes to the host, and fetched from the
+    host it leaves it."""
 
     def __init__(self, device: int, host: int):
         self.device_blocks, self.host_blocks = device, host

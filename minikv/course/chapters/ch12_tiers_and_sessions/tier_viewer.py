@@ -49,7 +49,8 @@ class TierSnapshot:
 
 
 def tiers_of(engine: Any, token_ids: Sequence[int], salt: Hashable = None) -> list[tuple[str, ...]]:
-    """For each whole block of a text, the tiers drawn here that have it, the fastest first."""
+    """For each whole block of a text, the tiers that have it, the fastest first; of those that are
+    drawn here."""
     everywhere = engine.tiers.everywhere(token_ids, salt)
     return [tuple(tier for tier in tiers if tier in TIERS) for tiers in everywhere]
 

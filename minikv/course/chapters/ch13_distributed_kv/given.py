@@ -10,7 +10,8 @@ from typing import Any
 
 @contextmanager
 def in_process(module: ModuleType, seed: int) -> Iterator[None]:
-    """`module` as in another process: there `hash` gives other numbers, here for everything."""
+    """`module` as it is in another process: there `hash` gives other numbers for strings, as it
+    does since Python 3.3, and here for everything."""
     there = vars(module)
     there["hash"] = lambda thing: builtins.hash((seed, thing))
     try:

@@ -12,7 +12,8 @@ from minikv.sampling import SamplingParams
 def seconds_per_step(
     lm: LanguageModel, budget: int, prompt_tokens: int = 768, steps: int = 40
 ) -> list[float]:
-    """Of four requests that decode. Before step 10 a prompt arrives; 0 tokens: elsewhere."""
+    """Seconds of each step while four requests decode, at most `budget` tokens per step. Before
+    step 10 a prompt arrives; 0 tokens: it goes to another worker."""
     config = EngineConfig(
         num_blocks=128, max_batch_tokens=budget, max_num_seqs=8, prefix_cache=False,
         attention="torch",

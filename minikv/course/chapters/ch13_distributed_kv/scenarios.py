@@ -465,7 +465,8 @@ def handed_over(mine, program, log: Log) -> None:
 
 
 def random_hand_over(seed: int) -> tuple[int, str]:
-    """Any order that a cluster may give; what a dead sender has begun goes on no more."""
+    """Any order that a cluster may give: what a dead sender has begun goes on no more. A new one
+    may take its name."""
     draw = random.Random(seed)
     steps: list[str] = []
     state: dict[str, list] = {}  # by transfer: sender, blocks, written, stopped, taken

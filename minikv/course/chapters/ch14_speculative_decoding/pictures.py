@@ -7,7 +7,8 @@ from minikv.course.pictures import style
 
 
 def bars_picture(tokens: str, p: Sequence[int], q: Sequence[int]) -> style.Picture:
-    """Two distributions in eighths: a draft is kept where they overlap; the rest is missing."""
+    """Two distributions in eighths, side by side for each token: where they overlap a draft is
+    kept, and what p has more is missing."""
     kept = [min(one, other) for one, other in zip(p, q, strict=True)]
     title = f"Kept: {sum(kept)}/8 of the drafts; in place of the others comes what is missing"
     figure, axes = style.new_axes(title, "token", "probability, in eighths", height=2.8)

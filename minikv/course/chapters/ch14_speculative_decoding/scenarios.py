@@ -216,7 +216,8 @@ COARSE = [(2 * place + 1) / 8 for place in range(4)]  # for two drafts, borders 
 
 
 def shares_of(mine, p, q, drafts, grid) -> dict[tuple[int, ...], float]:
-    """How often each text is written, over all numbers of the grid that the solution draws."""
+    """How often each text is written, over all numbers of the grid that are drawn: as many as the
+    solution asks for, up to two per draft and one more."""
     given_p, given_q, most = torch.tensor(p) / 8, torch.tensor(q) / 8, 2 * len(drafts) + 1
     shares: dict[tuple[int, ...], float] = {}
     ways: list[tuple[float, ...]] = [()]  # how the numbers begin

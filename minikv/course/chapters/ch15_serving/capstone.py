@@ -186,7 +186,8 @@ def play(
 
 
 def wrong_tokens(lm: LanguageModel, asked: Sequence[Asked]) -> list[str]:
-    """What is not the oracle's: the shortest by naive attention, the others by a bare engine."""
+    """What is not the oracle's, in words: the shortest prompts by naive attention itself, the
+    others by an engine that keeps nothing from one request to the next."""
     config = minikv.EngineConfig(1024, prefix_cache=False, attention="torch")
     params = [SamplingParams(max_tokens=one.num_new, ignore_eos=True) for one in asked]
     outputs = Engine(lm, config).generate([one.prompt_ids for one in asked], params)

@@ -55,7 +55,8 @@ def server(
 def one_after_the_other(
     lm: LanguageModel, prompts: Sequence[str], max_tokens: int
 ) -> list[tuple[float, float]]:
-    """Seconds until each user's first and last token, which come together, call after call."""
+    """Seconds until each user sees its first token and its last, if the server answers one call
+    after the other: then both come together."""
     engine = Engine(lm)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     engine.generate("warm", params)
@@ -117,7 +118,8 @@ async def readers(
 
 
 def leaving(lm: LanguageModel, make_front: Callable, max_tokens: int = 24) -> tuple[History, int]:
-    """A leaves after a few steps: blocks, step by step, and A's tokens written afterwards."""
+    """A and B are answered, and A leaves after a few steps. The blocks, step by step, and how many
+    tokens were written for A afterwards."""
     engine = Engine(lm, EngineConfig(12, 4, prefix_cache=False, attention="torch"))
     front, history = make_front(engine), History(engine.pool)
     prompts = {"A": lm.encode("class Stack:\n    def"), "B": lm.encode("import os")}
@@ -168,7 +170,8 @@ class Lookup(NamedTuple):
 
 
 def lookups(lm: LanguageModel, num_requests: int = 20, num_blocks: int = 40) -> list[Lookup]:
-    """All look-ups while random prompts are answered in a pool too small for those that run."""
+    """All look-ups while requests with random prompts, which share nothing, are answered in a pool
+    that is too small for those that run."""
     found: list[Lookup] = []
 
     class Recording(Scheduler):
@@ -213,7 +216,8 @@ def buckets(metrics: str, name: str) -> tuple[list[float], list[int]]:
 def dollars(
     usages: Sequence[Mapping[str, Any]], fresh: float, cached: float, answer: float
 ) -> float:
-    """The price of these `usage` records: per million tokens computed, cached and new."""
+    """What these `usage` records cost at prices per million tokens: of prompt tokens that were
+    computed, of those that were cached, and of new ones."""
     total = 0.0
     for usage in usages:
         found = usage["prompt_tokens_details"]["cached_tokens"]  # part of prompt_tokens

@@ -12,7 +12,8 @@ LEFT, STEP, HIGH = 1.45, 0.91, 0.44  # inches: where steps begin, a step, a row
 
 
 def box_picture(num_steps: int, takes: Sequence[int]) -> style.Picture:
-    """The thread that steps, the loop that reads after the steps `takes`, a box between them."""
+    """The thread that steps, the loop that reads, and a box for one output between them. The
+    reader comes after the steps `takes`; each step has one more token."""
     pen, told = Pen(2.85), []
     title = f"{num_steps} steps, {len(takes)} takes: nothing waits, and nothing piles up"
     pen.text(0.1, 0.17, title, 11, weight="bold")
@@ -46,7 +47,8 @@ def box_picture(num_steps: int, takes: Sequence[int]) -> style.Picture:
 
 
 def load_picture(runs: Mapping[str, Sequence[Trial]]) -> style.Picture:
-    """Answers per second by requests per second, finished and in time; by rule for admission."""
+    """Answers per second by requests per second: those that finish, and those in time. `runs`: by
+    the server's rule for admission, one trial per load."""
     ends = {name: trials[-1] for name, trials in runs.items()}
     last = max(one.offered for one in ends.values())
     told_last = ", ".join(f"{one.good:.0f} {name}" for name, one in ends.items())

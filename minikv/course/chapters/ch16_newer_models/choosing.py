@@ -65,7 +65,8 @@ def divergence(
 
 @cache
 def _whole(lm: LanguageModel, ids: tuple[int, ...], num_new: int) -> tuple[Tensor, Tensor]:
-    """A text in full attention: K and V (layers, blocks, SIZE, 2, K, D), and log probabilities."""
+    """A text in full attention: K and V in blocks (layers, blocks, SIZE, 2, K, D), and log
+    probabilities after each of the last tokens."""
     c, model = lm.config, lm.transformer
     kv = torch.zeros(c.num_layers, -(-len(ids) // SIZE), SIZE, 2, c.num_kv_heads, c.head_dim)
 

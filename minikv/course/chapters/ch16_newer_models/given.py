@@ -54,7 +54,8 @@ def most_at_once(lm: LanguageModel, prompts: Sequence[list[int]], **config: Any)
 
 
 def windows_of(engine: Engine, token_ids: Sequence[int]) -> str:
-    """Of a text's cached blocks: + has K and V in layers with a window, - only in full ones."""
+    """Of the blocks of a text that the prefix cache holds: + has K and V in layers with a window,
+    - only in those that see everything."""
     assert isinstance(engine.pool, GroupPool) and engine.cache is not None
     block_ids = RadixCache.match(engine.cache, token_ids).block_ids
     return "".join("+" if engine.pool.has_windows(block_id) else "-" for block_id in block_ids)

@@ -126,6 +126,9 @@ def absorbed_attention(
     return torch.einsum("hvc,hc->hv", weights.up_value, mean)
 
 
+# ── A paged store of entries ──────────────────────────────────────────────────
+
+
 class LatentStore:
     """The entries of every slot: one tensor (num_blocks, block_size, C + R), no K, no V, no heads.
     Block ids and tables are those of `minikv.blocks`."""
@@ -148,6 +151,9 @@ def decode(
     [q] = queries(one, at, weights)
     out = absorbed_attention(q, store.blocks, table.block_ids, position + 1, weights)
     return weights.out @ out.flatten()
+
+
+# ── What it costs ─────────────────────────────────────────────────────────────
 
 
 def cached_numbers(heads: int, nope: int, rope: int, value: int, latent: int) -> dict[str, int]:

@@ -83,7 +83,8 @@ def latent_picture() -> style.Picture:
 
 
 def choice_picture(found: Mapping[str, Mapping[int, float]], blocks: int) -> style.Picture:
-    """How far the next token's chances move, by blocks read: the latest ones, or chosen ones."""
+    """How far the next token's chances move, by the number of blocks that a query reads: of the
+    latest ones, and of chosen ones."""
     latest, chosen = found.values()
     few = next((k for k in chosen if all(chosen[j] < 0.9 * latest[j] for j in chosen if j >= k)), 0)
     title = f"From {few} of {blocks} blocks on, chosen ones come closer than the latest"

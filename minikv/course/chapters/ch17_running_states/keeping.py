@@ -39,6 +39,9 @@ class Load(NamedTuple):
     step: int  # how many of them a step computes at most
 
 
+# ── The loads ─────────────────────────────────────────────────────────────────
+
+
 def agents(number: int = 12) -> Load:
     """Chapter 07's agents, chats and single requests. A number stands for a block of 512 tokens."""
     turns = agent_load(agents=number, singles_per_s=0.2)
@@ -65,6 +68,9 @@ def groups(shared: int = 1500, own: int = 700, number: int = 8, each: int = 8) -
         for group in range(0, number * shared, shared)
     ]
     return Load([(prompt, prompt) for prompt in prompts], 528, 1, 2048)
+
+
+# ── Serving them ──────────────────────────────────────────────────────────────
 
 
 class Served(NamedTuple):
@@ -111,6 +117,9 @@ def served(load: Load, due: CopiesDue, num_copies: int = 100_000, interval: int 
     return Served(hits, counts, counts.recomputed_tokens * load.unit)
 
 
+# ── The policies ──────────────────────────────────────────────────────────────
+
+
 def last_only(start, junction, num_tokens, block_size, interval=0):
     return copies_due(start, start, num_tokens, block_size)
 
@@ -139,7 +148,8 @@ def compared(
 
 
 def copies_picture(again: Mapping[str, Mapping[float, Mapping[str, int]]]) -> style.Picture:
-    """Tokens computed again, over the MiB that copies may take, by load and policy."""
+    """Tokens that are computed again, over the MiB that copies may take: for each load, by MiB,
+    what each policy computes again."""
     title = "Few copies at the right places beat many"
     figure = Figure(figsize=(style.WIDTH, 3.6), layout="constrained", facecolor=style.PAPER)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=style.INK)

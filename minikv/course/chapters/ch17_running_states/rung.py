@@ -14,7 +14,8 @@ def why_not(lm: LanguageModel) -> str:
 
 
 def run_states(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """As on rung 04; beside K and V each token's share of the state, at the end of the text."""
+    """One request, as on rung 04. To K and V of the layers that attend comes each token's share of
+    the state, at the end of the text."""
     assert isinstance(lm.config, HybridConfig)
     run = run_in_engine(lm, prompt_ids, max_tokens)
     share = lm.config.state_bytes(lm.dtype) / (len(prompt_ids) + max_tokens)

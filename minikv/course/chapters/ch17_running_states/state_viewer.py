@@ -62,7 +62,8 @@ class StateFilm(BoxRecording):
         return [*self.texts, "slots"]
 
     def serve(self, prompts: Mapping[str, Sequence[int]], max_tokens: int) -> dict[str, list[int]]:
-        """Serve them in turn, with snapshots after prompt and answer. Returns the answers."""
+        """Serve them one after the other; a snapshot when a prompt is computed, and when the answer
+        is. Returns the answers."""
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         answers: dict[str, list[int]] = {}
         for name, prompt in prompts.items():
