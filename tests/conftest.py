@@ -5,8 +5,8 @@ import gc
 import os
 import re
 import sys
-from pathlib import Path
 
+import psutil
 import pytest
 from forked import Kernels
 from hypothesis import HealthCheck, settings
@@ -37,12 +37,9 @@ os.environ.setdefault("MINIKV_REPEATS", "1")
 os.environ.setdefault("MINIKV_TIME_LIMIT", "60")
 
 # The same examples in every run, and no limit on time: a slow machine is not a failure.
+slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(
-    "minikv",
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    "minikv", derandomize=True, deadline=None, database=None, suppress_health_check=slow
 )
 settings.load_profile("minikv")
 
@@ -53,8 +50,7 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """One more than there are cores: many tests wait for a browser, a kernel or a clock. Those of
-    one chapter do not, and each worker takes seconds to begin, and 400 MB and more."""
+    """One more than there are cores: many tests wait for a browser, a kernel or a clock."""
     return (yield) + (0 if config.getoption("chapter") else 1)
 
 
@@ -119,10 +115,8 @@ def pytest_collection_modifyitems(config, items):
 
 def own_memory() -> int:
     """MB that this process has for itself; 0 where the system does not tell."""
-    if not sys.platform.startswith("linux"):
-        return 0
-    _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE") >> 20
+    memory = psutil.Process().memory_info()
+    return (memory.rss - memory.shared) >> 20 if sys.platform.startswith("linux") else 0
 
 
 after_collection = 0

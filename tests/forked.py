@@ -16,8 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
-import traceback
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from threading import Thread
 
@@ -82,8 +81,7 @@ import forked; forked.serve({its.fileno()})"""
 
 class Forked:
     """A process that is forked to do what `command` says, with what is asked of a
-    `subprocess.Popen`. Raises OSError or ValueError if there is no fork server any more: what it
-    wrote says why."""
+    `subprocess.Popen`. OSError, ValueError: there is no fork server; what it wrote says why."""
 
     stderr = None
 
@@ -111,8 +109,7 @@ class Forked:
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+    kill = partialmethod(send_signal, signal.SIGKILL)
 
 
 def start_worker(io, command: list[str], execmodel) -> None:
@@ -129,22 +126,13 @@ def serve(ours: int) -> None:
     # Of those that have ended, the time is counted as ours.
     signal.signal(signal.SIGCHLD, lambda *_: os.waitpid(-1, os.WNOHANG))
     interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    while True:
-        request, files, *_ = socket.recv_fds(asked, LONGEST, 4)
-        if not request:
-            return
+    while (received := socket.recv_fds(asked, LONGEST, 4))[0]:
         if os.fork() == 0:
             asked.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, interrupted)
-            try:
-                become(*pickle.loads(request), *files)
-            except Exception:
-                traceback.print_exc()
-            finally:
-                atexit._run_exitfuncs()
-                os._exit(0)
-        for file in files:
+            return become(*pickle.loads(received[0]), *received[1])
+        for file in received[1]:
             os.close(file)
 
 
@@ -168,7 +156,7 @@ def become(command, env, cwd, ray, source, sink, server, line) -> None:
     os.setsid()  # it leads a group of its own, which signals are sent to
     asker.send(b"%d" % os.getpid())
     is_kernel, nothing = "ipykernel_launcher" in command, os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2) if is_kernel else (2,):
+    for number in range(0 if is_kernel else 2, 3):
         os.dup2(nothing, number)
     os.environ.clear()
     os.environ.update(env)
@@ -178,8 +166,7 @@ def become(command, env, cwd, ray, source, sink, server, line) -> None:
         sys.modules["ray"] = None
     if is_kernel:  # it ends with who has asked
         Thread(target=lambda: (asker.recv(1), os._exit(1)), daemon=True).start()
-    else:  # a judge: it ends when its stdin does, and asks for nothing
+    else:  # a judge ends when its stdin does
         asker.close()
-        to_server.close()
     sys.argv = command[command.index("-m") + 1 :]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

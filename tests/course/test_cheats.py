@@ -7,6 +7,7 @@ from being read; the lines are named on every machine.
 
 import gc
 import os
+import subprocess
 import types
 from importlib import import_module
 
@@ -22,8 +23,6 @@ from minikv.course.judge.examine import import_checks
 from minikv.course.judge.namespaces import attempted
 from minikv.course.judge.scenarios import difference
 from minikv.course.judge.without_reference import without_reference
-
-pytestmark = pytest.mark.usefixtures("started_judge")
 
 APART = pytest.mark.skipif(
     "read your files and the answers" not in containment.reach()[0],
@@ -237,6 +236,7 @@ def test_code_reads_no_answers_and_nothing_of_anybodys(tmp_path, monkeypatch):
         return grade.grade_file(GROW.id, text.encode())["printed"]
 
     process._dismiss()
+    monkeypatch.setattr(process, "subprocess", subprocess)  # a starter that is not forked
     with monkeypatch.context() as without:
         without.setenv("MINIKV_WITHOUT", "landlock")
         assert "another's" in printed()  # by a process that began so, and is asked again

@@ -19,8 +19,6 @@ from minikv.course import lab
 from minikv.course.exercise_data.manifest import find
 from minikv.course.judge import containment, namespaces, process
 
-pytestmark = pytest.mark.usefixtures("started_judge")
-
 ONE = find("04.1")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone can limit this")
 
