@@ -4,7 +4,7 @@ import sys
 
 AS_MODULE = sys.argv[:1] == ["-m"]  # what Python says until it has found the module
 
-if AS_MODULE and not sys.flags.safe_path and not __file__.startswith(sys.path[0]):
+if AS_MODULE and not sys.flags.safe_path and __file__ != f"{sys.path[0]}/minikv/program.py":
     # The folder that it was called in may hold a random.py, which torch would take for Python's.
     del sys.path[0]
 

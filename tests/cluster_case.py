@@ -1,5 +1,4 @@
-"""What the tests of a front share: workers in this process that die when they should, prompts, and
-what one engine answers."""
+"""For tests of a front: workers of this process that can die, prompts, what one engine answers."""
 
 import random
 import threading

@@ -84,8 +84,7 @@ class Forked:
 
 
 def become(command: list[str], env: dict, cwd: str, ray: bool, ready) -> None:
-    """Be what this command would start, a module of Python's; without `ray` where Ray is not
-    installed: its processes take half a minute to start, and 2 GB."""
+    """Be what this command would start; without `ray`, which is slow to start, if there is none."""
     import preloaded
 
     os.setsid()

@@ -61,8 +61,7 @@ def on_the_way(exercise: Exercise) -> dict[str, str]:
 
 
 def checked_by_reader(exercise: Exercise) -> bool:
-    """Whether `test_journey` checks it as a reader does: the last that is built on others of a
-    chapter that compiles, and of the last chapter."""
+    """Whether `test_journey` checks it as a reader does: the last of a chapter that compiles."""
     chapter, last = exercise.chapter, list(chapters().values())[-1]
     builds = [one for one in chapter.exercises if one.kind == "build"]
     return exercise is builds[-1] and (chapter.needs is not None or chapter is last)
@@ -73,8 +72,7 @@ def all_mistakes() -> list[tuple[Exercise, Mistake]]:
 
 
 def is_representative(exercise: Exercise, mistake: Mistake | None = None) -> bool:
-    """Whether `make test` tries it, or `make test-all` and `make test CHAPTER=` alone: of a chapter
-    the first exercise, and of that the first mistake in each part."""
+    """Whether `make test` tries it: a chapter's first exercise, the first mistake in each part."""
     if exercise is not exercise.chapter.exercises[0]:
         return False
     known = mistakes_of(exercise)

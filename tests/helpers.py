@@ -109,8 +109,7 @@ def make_model(name: str, seed: int = 0, **overrides):
 
 
 def assert_reached(seen: Counter, least: dict[str, int]) -> None:
-    """Random tests prove nothing where they hardly meet what they are for: each of these cases must
-    have been met at least so often."""
+    """Random tests prove nothing about what they hardly meet: fails where cases came too seldom."""
     rare = [f"{what} {seen[what]} of {count} times" for what, count in least.items()]
     rare = [text for text, what in zip(rare, least, strict=True) if seen[what] < least[what]]
     assert not rare, f"met too seldom: {', '.join(rare)}"
@@ -132,8 +131,7 @@ def meets(seen: Counter, least: dict[str, int]):
 
 
 def meet_contexts(seen: Counter, lens, chunks=None, block_size=1, group=1, window=None) -> None:
-    """Count the cases that attention may get wrong: sequences of `lens` tokens, of which the last
-    `chunks[i]` ask, 1 each if None."""
+    """Count what attention may get wrong: `lens` tokens, the last `chunks[i]` ask, 1 if None."""
     queries = chunks or [1] * len(lens)
     seen["other lengths"] += len(set(lens)) > 1
     seen["several blocks"] += max(lens) > block_size
@@ -212,8 +210,7 @@ def run_ahead(engine: Engine) -> None:
 
 
 class Clairvoyant(Drafter):
-    """Knows the model's next tokens, and says some wrong ones between them: a share of `wrong`.
-    Computes them naively, so nothing that it says comes from the engine's K and V."""
+    """Knows the model's next tokens without the engine, and says a share of `wrong` ones."""
 
     def __init__(self, seed: int = 0, wrong: float = 0.25, most: int = 6):
         self.rng, self.wrong, self.most = random.Random(seed), wrong, most
@@ -370,8 +367,7 @@ def assert_kv(
 
 
 def scattered(lens, block_size, kv_heads, head_dim, fill=torch.nan, no_block=-1, seed=0):
-    """Random K and V of sequences, (n, 2, K, D) each; the same in blocks in any order, (num_blocks,
-    block_size, 2, K, D), where all else is `fill`; and the block tables, (S, B)."""
+    """Random K and V (n, 2, K, D); in random blocks, with `fill` elsewhere; block tables (S, B)."""
     torch.manual_seed(seed)
     needs = [-(-n // block_size) for n in lens]
     order = iter(torch.randperm(sum(needs) + 3).tolist())
@@ -408,8 +404,7 @@ class ScriptedSampler:
 
 
 class CarefulAttention(minikv.TorchAttention):
-    """Looks at every batch before it is computed: no write to a shared or free block, and
-    positions that continue each sequence. Set `engine` after it is made."""
+    """Sees to it that writes are to blocks of one sequence, and positions go on. Set `engine`."""
 
     engine: minikv.Engine
 
@@ -483,8 +478,7 @@ def with_windows(lm, *windows):
 
 
 class NaiveBackend(minikv.AttentionBackend):
-    """An attention backend in the plainest form: sequence by sequence, naive attention over
-    what its block table names."""
+    """An attention backend in the plainest form: naive attention over each block table's tokens."""
 
     def __init__(self, config, store):
         self.config, self.store = config, store

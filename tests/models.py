@@ -24,8 +24,7 @@ def pytest_runtest_setup():
 
 @pytest.fixture(scope="module")
 def quick_interpreter():
-    """For files that run Triton's interpreter: it replaces the functions of `tl` once, and not anew
-    for each function that a kernel calls, which takes longer than most kernels do."""
+    """Triton's interpreter replaces the functions of `tl` once, not for each function called."""
     from minikv.course.chapters.ch08_triton_paged_attention.watch import language_patched_once
     from minikv_kernels.mode import INTERPRETED
 

@@ -1,5 +1,4 @@
-"""Random paged sequences for the tests of kernels, which are skipped where this is imported and
-there is no Triton."""
+"""Random paged sequences for the tests of kernels, which are skipped where there is no Triton."""
 
 import importlib.util
 

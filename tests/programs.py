@@ -191,8 +191,7 @@ class CountEvicted(Listener):
 
 
 class Player:
-    """Plays one program. With `interrupts`, a random number generator, a KeyboardInterrupt comes in
-    the middle of about every second operation, which is then done again."""
+    """Plays one program. With `interrupts`, random numbers, about every second step is cut off."""
 
     def __init__(self, setup: dict, folder: Path, seen: Counter, interrupts=None):
         self.setup, self.folder, self.seen, self.rng = setup, folder, seen, interrupts
@@ -296,8 +295,7 @@ class Player:
         self.seen["caches"] += 1
 
     def is_under_way(self, sequence) -> bool:
-        """Whether a step that computes its newest token is not yet read, ahead: then what it
-        computes is not yet shared."""
+        """Whether a step that computes its newest token is not yet read: it is not yet shared."""
         return sequence.num_computed == len(sequence.token_ids)
 
     def try_often(self, action):
@@ -571,8 +569,7 @@ class Player:
 
 
 def is_ours(frame) -> bool:
-    """Whether it is called from within minikv: what the player itself loses is its own fault. Nor
-    where Python would drop it."""
+    """Whether it is called from within minikv, where Python would not drop it."""
     ours = False
     while frame is not None:
         if frame.f_code.co_filename.endswith(("weakref.py", "_weakrefset.py")):
@@ -583,8 +580,7 @@ def is_ours(frame) -> bool:
 
 
 def is_inside(frame, engine) -> bool:
-    """Whether it is where a lock would be held: in a call of a tier's thread, or while an engine's
-    state is being changed."""
+    """Whether a lock would be held: in a call of a tier's thread, or while an engine changes."""
     while frame is not None:
         if frame.f_code.co_filename.endswith("tiers/store.py"):
             return True
@@ -704,8 +700,7 @@ def shortened(
 def play_many(
     seeds: range, length: int, interrupted: bool = False, setup_of: Callable = any_setup
 ) -> Counter:
-    """Programs of these seeds; returns what happened how often. For the first that fails, the error
-    names its seed, its engine and a shorter program."""
+    """What happened how often; an error names seed, engine and a shorter program that fails."""
     seen = Counter()
     for seed in seeds:
         try:

@@ -1,5 +1,4 @@
-"""What the tests of the server share: an engine, or a cluster of workers in this process, behind an
-address."""
+"""What the tests of the server share: an engine, or workers in this process, behind an address."""
 
 import threading
 from contextlib import closing, contextmanager

@@ -41,8 +41,7 @@ PROMPT = list(range(1, 34))  # 8 blocks and one token
 
 
 class SlowTier:
-    """A lower tier in a dictionary: a disk, or a store that engines share. It answers only when it
-    may: `go` for entries, `tell` for a store's questions."""
+    """A tier in a dictionary that answers when it may: `go` for entries, `tell` for questions."""
 
     timeout = PATIENCE
 
@@ -54,8 +53,7 @@ class SlowTier:
         self.hours, self.has_given_up = itertools.count(1), False
 
     def late(self, event):
-        """A clock that stands still until an event is waited for, and then goes on by an hour with
-        every look at it."""
+        """A clock that stands still until an event is waited for; then a look is an hour later."""
         return lambda: 3600.0 * next(self.hours) if event in self.awaited else 0.0
 
     def names(self):
@@ -115,8 +113,7 @@ def damaged(rng: random.Random, data: bytes) -> bytes:
 
 
 def fetch_everything(engine):
-    """To fetch is quicker than to compute, whatever this machine is doing; and nothing is late,
-    because the clock stands still."""
+    """To fetch is quicker than to compute, and nothing is late: the clock stands still."""
     fast = dict.fromkeys(("host", "disk", "store"), Link(0, 1e9))
     engine.tiers.rates = lambda: (fast, Prefill(0, 1e-3))
     engine.tiers.clock = lambda: 0.0

@@ -6,8 +6,7 @@ PATIENCE = 120.0  # seconds after which what a test waits for never comes, on an
 
 
 def until(condition, patience=PATIENCE):
-    """Wait until `condition()` is true, and return what it gives. Raises AssertionError if that
-    never comes."""
+    """Wait until `condition()` is true, and return what it gives, or raise AssertionError."""
     end = time.monotonic() + patience
     while not (found := condition()):
         assert time.monotonic() < end, f"not within {patience:g} s"

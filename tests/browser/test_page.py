@@ -38,8 +38,7 @@ def browser():
 
 @pytest.fixture
 def open_page(browser):
-    """`open_page(url, **context)`: the page, once it is live. It asks nobody else for anything, and
-    nothing goes wrong in it."""
+    """`open_page(url, **context)`: the page, once it is live. It asks nobody else for anything."""
     opened, wrong = [], []
 
     def open_one(url, state="live", **context):

@@ -52,8 +52,7 @@ def workers():
 
 @pytest.fixture(scope="module")
 def killed_command():
-    """What `serve` has answered with a worker of each kind; the processes that it started, and the
-    addresses where they listened, until the command was killed."""
+    """The answers of `serve`, its processes, and their addresses, until the command was killed."""
     pytest.importorskip("ray", reason='needs Ray: pip install "minikv[distributed]"')
     command = [sys.executable, "-m", "minikv", "serve", "--port", "0"]
     command += ["--prefill", "1", "--decode", "1"]
@@ -88,8 +87,7 @@ def test_the_command_serves_this_machine_alone(killed_command):
 
 @pytest.mark.thorough
 def test_an_answer_over_http_survives_the_death_of_its_worker(workers, tinypy):
-    """Prefill and decode apart: of the one before it has computed a prompt, of the other in
-    mid-stream."""
+    """Apart: one dies before it has computed a prompt, the other in the middle of a stream."""
     prompts = [f"# {i}\n{BODY['prompt']}" for i in range(2)]
     expected = Engine(tinypy.lm, CONFIG).generate(prompts, SamplingParams(300, ignore_eos=True))
     by = Cluster(tinypy.lm, workers, num_prefill=1)

@@ -42,8 +42,7 @@ def server(one_server):
 
 @pytest.fixture
 def engine_of(engine_of):
-    """Make engines, `engine_of(store=url)`, for which computing is slow: so what the store has is
-    always fetched, and its answer waited for: the clock stands still."""
+    """`engine_of(store=url)`: computing is slow, so what the store has is always waited for."""
 
     def make(lm=None, **config) -> Engine:
         if "store" in config:

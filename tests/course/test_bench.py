@@ -64,8 +64,7 @@ def is_long(name: str) -> bool:
 
 @pytest.fixture
 def small(monkeypatch):
-    """What no option makes small: four new tokens on each rung, one core to be kept busy, sizes of
-    attention, one block size whose steps run."""
+    """What no option makes small."""
     monkeypatch.setattr(ladder, "RunningTable", partial(RunningTable, max_tokens=4))
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.setattr(cpu, "SIZES", ((2, 32), (1, 64)))

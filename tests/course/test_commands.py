@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from thorough import thorough_after
 from waiting import PATIENCE
 
+from minikv import program
 from minikv.__main__ import run
 from minikv.course.commands import COMMANDS
 
@@ -109,6 +111,33 @@ def test_control_c_ends_a_command_that_still_imports(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize(
+    ("argument", "folder", "safe", "handler", "changed"),
+    [
+        ("-m", ROOT.parent, False, signal.default_int_handler, [True, True]),
+        ("-m", ROOT, False, signal.default_int_handler, [False, True]),
+        ("-m", "/", True, signal.SIG_IGN, [False, False]),
+        ("/bin/minikv", "/", False, signal.default_int_handler, [False, True]),
+        ("/bin/pytest", "/", False, signal.default_int_handler, [False, False]),
+    ],
+)
+def test_only_a_program_changes_path_and_control_c(
+    argument, folder, safe, handler, changed, monkeypatch
+):
+    path = [str(folder), "/lib"]
+    for name, value in {"argv": [argument, "check"], "path": list(path)}.items():
+        monkeypatch.setattr(sys, name, value)
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(safe_path=safe))
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        exec(Path(program.__file__).read_text(), {"__file__": program.__file__})
+        after = signal.getsignal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert sys.path == path[changed[0] :]
+    assert after is (signal.SIG_DFL if changed[1] else handler)
 
 
 @pytest.mark.thorough

@@ -39,8 +39,7 @@ def check(exercises, monkeypatch):
 @LINUX
 @pytest.mark.parametrize("leave_group", thorough_after(1, [True, False]))
 def test_processes_that_are_left_behind_are_ended(check, tmp_path, monkeypatch, leave_group):
-    """Each holds the pipe open to read it. With the last of them goes its last reader, whether or
-    not somebody has waited for them."""
+    """Each holds the pipe open to read it: with the last of them goes its last reader."""
     monkeypatch.setenv("MINIKV_WITHOUT", "landlock")  # which lets nobody read it
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

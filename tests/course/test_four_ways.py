@@ -98,8 +98,7 @@ def examined(pytestconfig, monkeypatch):
 @pytest.mark.thorough
 @pytest.mark.parametrize("exercise", EACH)
 def test_the_reference_passes(exercise, exercises):
-    """As a reader's solution does: in a process of its own, behind its fences, and the model runs
-    on it."""
+    """As a reader's solution: in its own process, behind its fences, and the model runs on it."""
     (exercises / exercise.chapter.file_name).write_text(right(exercise))
     report = Report.of(process.run(exercise))
     assert report.passed, report.text()
@@ -156,8 +155,7 @@ def test_a_solution_written_otherwise_passes(exercise, examined):
 
 
 def begun(played, mistake, most_right):
-    """The outcome of a line's first programs, those that a diagnosis looks at however much else
-    fails."""
+    """The outcome of a line's first programs, those that a diagnosis looks at in any case."""
     differs, right = {}, []
     for place in range(len(played.group.programs)):
         wrong = played.scenario.symptoms_of(mistake, played.group, place)
@@ -185,8 +183,7 @@ def is_named_early(exercise, mistake):
 
 @pytest.mark.parametrize(("exercise", "mistake"), MISTAKES)
 def test_a_mistake_is_caught_and_named(exercise, mistake, monkeypatch):
-    """Of each exercise the first mistake, and what few programs do not name, is checked as a
-    reader's is. A GPU's compiler is asked only about what nothing else names."""
+    """An exercise's first mistake, and what few programs do not name, is checked as a reader's."""
     # A slow machine is not a failure.
     monkeypatch.setattr(scenarios, "PLAY_LIMIT", 60.0)
     monkeypatch.setattr(scenarios, "DIAGNOSIS_LIMIT", 60.0)
@@ -208,8 +205,7 @@ def test_a_mistake_is_caught_and_named(exercise, mistake, monkeypatch):
 
 
 def half_fixed():
-    """Exercises that break two functions, with one left as it was found, and how many bugs that
-    are."""
+    """Exercises that break two functions, with one left broken, and how many bugs that are."""
     for id_, more in {"07.4": {}, "07.5": {"Scheduler.look_up": 2}, "08.6": {}}.items():
         exercise, marks = find(id_), [pytest.mark.thorough] * (id_ != "07.4")
         for path, target in targets(exercise.chapter).items():

@@ -67,8 +67,7 @@ def say(monkeypatch, model, text, *more):
 @pytest.mark.parametrize("presses", [0, 1, 2])
 @pytest.mark.usefixtures("control_c")
 def test_a_later_turn_computes_only_what_is_new(presses, model, turns, monkeypatch, capsys):
-    """Also after Control-C in the middle of a step. A second one does not wait for the step: then
-    only the conversation is kept."""
+    """Also after Control-C inside a step. After a second one only the conversation is kept."""
     numbers, step = iter(range(100)), Loop.step
 
     def interrupted(loop, engine):

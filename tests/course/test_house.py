@@ -58,8 +58,7 @@ MOST_OF_THE_DATA = 1_115  # lines per chapter; empty ones do not count
 
 
 def test_the_data_of_the_course_stays_small():
-    """All lines but empty ones of every TOML file, pyproject's too: manifests, mistakes, right
-    solutions written otherwise. And of `scenarios.py`, with the plays."""
+    """All lines but empty ones of every TOML file, pyproject's too, and of `scenarios.py`."""
     scenarios = list(ROOT.glob("minikv/course/chapters/*/scenarios.py"))
     files = [file for top in ("minikv", "tests") for file in (ROOT / top).rglob("*.toml")]
     files += [ROOT / "pyproject.toml", *scenarios]
@@ -193,8 +192,7 @@ ROOMS = (
 
 
 def place_in_course(name: str) -> tuple[int, str]:
-    """(floor, number of the chapter): what is found by all, what chapters share, chapters, and
-    what calls them."""
+    """(floor, number of the chapter): from what finds chapters to what calls chapters."""
     if chapter := re.match(r"minikv\.course\.chapters\.ch(\d\d)", name):
         return 20, chapter[1]
     if name == "minikv.course.chapters":  # finds the chapters, names none
@@ -204,8 +202,7 @@ def place_in_course(name: str) -> tuple[int, str]:
 
 
 def goes_up(one: Import, order: list[str]) -> bool:
-    """Whether an import breaks the rule of the house. `order`: the files of the core as they are
-    read."""
+    """Whether an import breaks the rule. `order`: the files of the core as they are read."""
     here, there = room(one.module), room(one.other)
     if here == "kernels" or there == "kernels":
         return here == "kernels" != there
@@ -386,8 +383,7 @@ def graph():
 
 
 def test_no_circle(graph):
-    """Lazy imports counted. (A package's `__init__`, which Python runs before each of its modules,
-    counts where it is named.)"""
+    """Lazy imports counted. (A package's `__init__` counts where it is named.)"""
     assert circle_in(graph) == []
 
 

@@ -141,8 +141,7 @@ by_leg = pytest.mark.parametrize(
 
 
 def code_of(number, route):
-    """The code that whoever is on a route runs of a notebook: what stands before its first
-    section, its own sections, and those that close every notebook."""
+    """The code that this route runs of a notebook: its opening, its own sections, its closing."""
     [path] = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
     leg, reads, found = route.legs[number], True, []
     for cell in nbformat.read(path, 4).cells:

@@ -67,8 +67,7 @@ def test_groups_share_their_system_prompt_and_nothing_else(lm):
 
 
 def turns_of(jobs):
-    """The jobs of each conversation, in order: a prompt goes on where an earlier one and its
-    answer ended."""
+    """The jobs of each conversation, in order: a prompt goes on where an earlier answer ended."""
     found = []
     for job in jobs:
         for turns in found:

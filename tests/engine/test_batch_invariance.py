@@ -19,8 +19,7 @@ WINDOWS = {"none": (None, None), "one of two": (70, None), "both": (70, 70), "sh
 
 
 class Witness:
-    """Keeps the logits after each text that any engine computes, and counts what has other bits
-    than the first time."""
+    """Keeps the logits after each text, and counts those whose bits differ from the first time."""
 
     def __init__(self, monkeypatch):
         self.first: dict[tuple[int, ...], torch.Tensor] = {}
@@ -81,8 +80,7 @@ def play(lm, seed: int, **settings) -> None:
 @pytest.mark.parametrize("windows", thorough_after(1, WINDOWS))
 @pytest.mark.parametrize("kv_groups", thorough_after(1, ["auto", "one"]))
 def test_the_same_bits_in_any_company(llama, monkeypatch, windows, kv_groups):
-    """Over batches, borders of chunks, block sizes, a cold and a warm cache, drafts, and steps that
-    are or are not shared between threads."""
+    """Over batches, chunks, block sizes, a cold and a warm cache, drafts, numbers of threads."""
     draw = random.Random(1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(Crowd, "goes_alone", lambda crowd: draw.random() < 0.5)

@@ -39,8 +39,7 @@ def both(pair):
 
 
 def most_lost(wide, prompts, outputs):
-    """By how much the logit of a chosen token is below the best one, in float32, at most; and of
-    tokens that another position's logits would have chosen, to compare with."""
+    """By how much the logit of a chosen token, and of another position's, is below the best one."""
     lost, other = [], []
     for prompt, output in zip(prompts, outputs, strict=True):
         ids = torch.tensor(output.token_ids)

@@ -225,8 +225,7 @@ def test_the_backend_equals_naive_attention(llama, counts, block_size, window):
 
 
 @given(
-    lens=st.lists(st.integers(1, 200), min_size=1, max_size=9),
-    block_size=st.sampled_from([1, 16]),
+    lens=st.lists(st.integers(1, 200), min_size=1, max_size=9), block_size=st.sampled_from([1, 16])
 )
 @example(lens=[4, 8], block_size=1)
 @example(lens=[4, 9], block_size=1)

@@ -413,8 +413,7 @@ def run_in_order(weights, buffers, order):
 
 @pytest.mark.thorough
 def test_chunks_of_a_phase_may_be_computed_in_any_order(llama, monkeypatch):
-    """Threads take them one by one, so any may be late. With drafts a row reads K and V that other
-    rows write in the same step."""
+    """Any may be late. With drafts a row reads K and V that other rows write in the same step."""
     rng, plain = np.random.default_rng(0), cpu_step.run_step
 
     def run_step(weights, buffers, num_chunks, patience):
@@ -433,8 +432,7 @@ def test_chunks_of_a_phase_may_be_computed_in_any_order(llama, monkeypatch):
 
 
 def test_a_helper_that_is_about_to_be_free_takes_the_next_job():
-    """Its last job is done, but it waits for Python's lock: if it were left out, the whole step
-    would be computed on one thread. A third job finds the queue full and is not kept."""
+    """It waits for Python's lock: left out, the whole step would be computed on one thread."""
     held, begun, done = threading.Event(), threading.Event(), threading.Event()
     never = []
 
@@ -467,8 +465,7 @@ assert len(helpers._pool) == 1
 
 @pytest.mark.thorough
 def test_an_interpreter_ends_right_after_a_step():
-    """Its helper still waits in compiled code for the next one, and must end before the
-    interpreter does."""
+    """Its helper still waits in compiled code for the next step, and must end before it."""
     for _ in range(30):
         done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

@@ -165,8 +165,7 @@ def test_tables_keep_what_a_query_sees(llama, windows, block_size, ahead, chunk,
 
 
 def test_a_pool_has_room_for_more_sequences_than_whole_blocks(llama):
-    """With one full layer of five, and four that see 8 tokens, 40 tokens in blocks of 4 take 10
-    parts of the full layer and 2 of each other: 18 of 100."""
+    """40 tokens in blocks of 4 take 10 parts of the full layer and 2 of each other: 18 of 100."""
     store = store_of(llama.lm.config, (8, 8, 8, 8, None), 20, 4)
     pool, tables = GroupPool(store, 0, 1), []
     with pytest.raises(OutOfBlocks):
@@ -279,8 +278,7 @@ def test_more_sequences_run_at_once(llama):
 
 
 def test_long_prompts_share_memory_while_they_are_computed(llama):
-    """Two prompts of 15 blocks, 24 in the pool: in chunks of 8 tokens each needs 15 parts in the
-    full layer and at most 5 in the other, of 48. What one passes is what it writes next."""
+    """In chunks of 8 tokens a prompt needs 15 parts in one layer, and at most 5 in the other."""
     lm, prompts = with_windows(llama.lm, None, 6), llama.prompts(60, 60)
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     expected = [generate_naively(lm.logits, prompt, 4) for prompt in prompts]
@@ -304,15 +302,15 @@ def test_long_prompts_share_memory_while_they_are_computed(llama):
 
 def test_a_block_that_is_promised_is_no_hit(llama):
     """A second sequence would keep what the first counts on: its hit ends earlier."""
-    lm, (prompt,) = with_windows(llama.lm, None, 6), llama.prompts(60)
+    lm, (prompt,) = with_windows(llama.lm, None, 5), llama.prompts(60)
     engine = Engine(lm, small(max_batch_tokens=8))
     engine.add_request(prompt, SamplingParams(max_tokens=2, ignore_eos=True))
     for _ in range(3):
         engine.step()
     (first,) = engine.scheduler.running
     assert engine.pool.promised and first.num_computed == 24
-    found = engine.cache.match(prompt)  # the first sees from block 2 on
-    assert found.num_tokens == 8 and engine.pool.promised.isdisjoint(found.block_ids)
+    found = engine.cache.match(prompt)  # the first sees from 12 on
+    assert found.num_tokens == 12 and engine.pool.promised.isdisjoint(found.block_ids)
 
 
 @pytest.mark.parametrize(

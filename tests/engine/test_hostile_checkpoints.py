@@ -163,8 +163,7 @@ def test_what_lies_in_a_folder_that_is_no_checkpoint(folder, name, says, has_con
 
 
 def test_only_what_is_read_is_downloaded(folder, tmp_path_factory, llama, monkeypatch):
-    """Of a repository with one file of weights, and of one with an index; without what lies beside
-    them: other layouts, other formats, earlier states."""
+    """One file of weights, or several by their index, without other layouts, formats and states."""
     beside = (
         "consolidated.safetensors", "original/model.safetensors", "checkpoint-100/config.json",
         "model.fp16.safetensors", "adapter_model.safetensors", "optimizer.pt", "pytorch_model.bin",
@@ -239,8 +238,7 @@ def test_a_regular_expression_without_end(folder, tinypy, pattern, part):
     ],
 )
 def test_a_regular_expression_that_is_quick_is_taken(folder, tinypy, pattern):
-    """Those of published tokenizers have groups that are repeated, and two kinds of characters in a
-    row that may both be a blank."""
+    """Those of published tokenizers have repeated groups, and two kinds that may be a blank."""
     with_expression(folder, tinypy, pattern)
     assert minikv.load(folder).tokenizer is not None
 

@@ -92,8 +92,7 @@ READ_BY = {
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_each_feature_matters(checkpoint, name, change):
-    """The comparison above can fail: without the feature the logits are others. Tensors that only
-    the feature reads are refused without it."""
+    """The comparison above can fail: without it logits differ, or its tensors are refused."""
     pair = checkpoint(name)
     (tokens,) = pair.prompts(60, seed=1)
     config = dataclasses.replace(pair.lm.config, **change)
@@ -295,8 +294,7 @@ def test_beams_share_blocks(llama):
 @pytest.mark.usual(pair="llama", dtype=torch.bfloat16)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision(pair, dtype):
-    """Rounding errors like those of `transformers` in the same dtype, and the same tokens
-    as its own naive attention would pick, up to near ties."""
+    """As far off as `transformers` in the same dtype; its own tokens, up to near ties."""
     from transformers import AutoModelForCausalLM
 
     (tokens,) = pair.prompts(40, seed=2)
@@ -363,8 +361,7 @@ ENDS = [
 
 @pytest.mark.parametrize(("generation", "config", "token", "ends"), ENDS)
 def test_what_ends_an_answer(llama, tmp_path, generation, config, token, ends):
-    """All that `transformers` stops at; beside these, what stands where it does not look: in
-    config.json, if the other file names none, and in the tokenizer."""
+    """All that `transformers` stops at, and what stands in config.json and in the tokenizer."""
     from transformers import AutoModelForCausalLM
 
     shutil.copytree(llama.folder, tmp_path, dirs_exist_ok=True)
@@ -489,8 +486,7 @@ def test_a_draw_above_the_rounded_sum_takes_the_last_token_that_may_come():
 
 
 def test_samples_follow_the_distribution(llama):
-    """1,600 first tokens, over seeds and over samples of one seed, and as many second
-    tokens: chi-square of 5 degrees of freedom stays under its 99.9 % point, 20.5."""
+    """1,600 first and second tokens: chi-square, 5 degrees of freedom, below its 99.9 % point."""
     (prompt,) = llama.prompts(12, seed=1)
     params = dict(max_tokens=2, temperature=1.5, top_k=6, n=32)
     engine = Engine(llama.lm, small(num_blocks=512, max_num_seqs=32))
@@ -575,8 +571,7 @@ def test_samples_end_one_by_one(llama):
 
 @pytest.fixture(scope="module")
 def talker(tinypy, tmp_path_factory):
-    """The bundled model's tokenizer and end token on a small random model. What it says is
-    handed in token by token, so the weights do not matter."""
+    """The bundled tokenizer and end token on a small random model: tokens are handed in."""
     folder = tmp_path_factory.mktemp("talker")
     config = tinypy.lm.config
     make_model("llama", vocab_size=config.vocab_size, num_hidden_layers=1).save_pretrained(folder)
@@ -611,8 +606,7 @@ MET = Counter()
     stops=st.lists(st.text("ab é中🙂", min_size=1, max_size=4), max_size=3),
 )
 def test_stops_and_streams_of_any_text(talker, text, stops):
-    """Against the plain rule: stop at the first token that completes a stop string, show
-    what comes before it; until then, all but half a character and what may begin a stop string."""
+    """Stop at the first token that completes a stop string; show all that cannot begin one."""
     ids = talker.encode(text)
     expected, count, reason, shown = text, len(ids), "length", []
     for k in range(1, len(ids) + 1):

@@ -79,8 +79,7 @@ class TupleTable:
 
 
 class HashChain(ChainedCache):
-    """A prefix cache without a tree, whose handles are no nodes: each comes back when it is let
-    go."""
+    """A prefix cache without a tree, whose handles are no nodes: each comes back once let go."""
 
     def __init__(self, pool, block_size):
         super().__init__(pool, block_size)

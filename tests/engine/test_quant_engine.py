@@ -99,8 +99,7 @@ def test_tokens_do_not_depend_on_how_a_prompt_is_cut(
 @pytest.mark.usual(kv_dtype="int8", attention="torch")
 @EVERY_WAY
 def test_logits_equal_the_plain_formula(llama, kv_dtype, attention):
-    """Closer than one code of K apart: a wrong scale would not hide in an unchanged token. On a
-    miss as on a hit."""
+    """Closer than one code of K: a wrong scale would show. On a miss as on a hit."""
     sampler = RecordingSampler()
     config = small(kv_dtype=kv_dtype, attention=attention, max_batch_tokens=8)
     engine = Engine(llama.lm, config, sampler=sampler)

@@ -155,8 +155,7 @@ def test_compiled_codes_are_those_of_the_definition():
 
 @pytest.mark.parametrize("kv_dtype", COMPILED)
 def test_few_tokens_are_one_program(tinypy, monkeypatch, kv_dtype):
-    """Chunks and decodes, with the tokens and the stored codes of the other way. Where K is stored
-    by block, decodes alone."""
+    """Tokens and stored codes are those of the other way. K stored by block: decodes alone."""
     import minikv
 
     bind, bound = CompiledAttention.bind, []

@@ -1,5 +1,4 @@
-"""The gauges of quality: right on cases that can be computed by hand, and on tinypy in the order
-that theory says."""
+"""The gauges of quality: right on cases computed by hand, and on tinypy in the theory's order."""
 
 import math
 
@@ -131,8 +130,7 @@ def test_beside_fp8_of_transformers(tinypy, long_text):
     ("backend", "module"), [("quanto", "optimum.quanto"), ("hqq", "hqq.core.quantize")]
 )
 def test_beside_int4_of_transformers(tinypy, long_text, backend, module):
-    """No nearer to float32 than ours by more than a factor: with 80 bytes more per token, and V of
-    the newest tokens exact, too."""
+    """At most by a factor nearer to float32 than ours, with 80 bytes more per token."""
     pytest.importorskip(module, reason="a backend of its quantised cache")
     theirs = kv_peers.TransformersCache("", tinypy.hf, backend, group=32, newest=16)
     assert theirs.bytes_per_token(tinypy.lm.config, 16) == 960

@@ -1,5 +1,4 @@
-"""Chapter 07: the radix prefix cache: the shape of its tree, and all else against a plain
-dictionary of prefixes."""
+"""Chapter 07: the prefix cache: the shape of its tree, and all else against a dictionary."""
 
 import operator
 from collections import Counter
@@ -24,8 +23,7 @@ from minikv.radix import Root
 
 
 class Tree:
-    """A cache of blocks of two letters, filled as finished sequences fill it: the caller's
-    own hold on its blocks ends right after the insert."""
+    """A cache of blocks of two letters, filled as sequences do that end right after the insert."""
 
     def __init__(self):
         self.pool = BlockPool(32)

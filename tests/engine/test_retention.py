@@ -164,8 +164,7 @@ def test_pins_hold_a_share_of_the_pool_and_for_a_limited_time():
     (whole_conversations, ["x", "sab", "sac", "sa", "sd", "s"]),
 ])  # fmt: skip
 def test_whole_conversations(policy, order):
-    """`sab` and `sac` are branches of one conversation, `sd` is another one after the same
-    system prompt. Nothing was used after `x` but what begins with `s`."""
+    """`sab` and `sac` are branches of one conversation, `sd` is another after the same prompt."""
     case = Case(policy=policy)
     for word in ("sab", "x", "sac", "sd"):
         case.insert(word)

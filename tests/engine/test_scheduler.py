@@ -111,8 +111,7 @@ MET = Counter()
 def test_any_load_is_served_in_order(
     requests, budget, seats, block_size, spare, host_blocks, cache, prefix
 ):
-    """The budget holds, decodes come first, every step does something, all finish with their
-    own tokens, and nobody is admitted before somebody who came earlier."""
+    """The budget holds, decodes come first, each step does something, and nobody overtakes."""
     largest = max(-(-(prompt + new) // block_size) for prompt, new, _ in requests)
     bench = Bench(
         max_batch_tokens=max(budget, seats),
@@ -423,8 +422,7 @@ def test_block_tables_are_never_out_of_date(data):
 
 @pytest.mark.parametrize("lone_steps", range(3, 9))
 def test_an_urgent_request_that_forks_moves_others_to_another_row(llama, lone_steps):
-    """Three short requests and a long one; the long one stays alone; then an urgent one with
-    three samples takes the rows before it."""
+    """The long one stays alone; then an urgent one with three samples takes the rows before it."""
     urgent = set()
 
     def policy(sequence):
@@ -558,8 +556,7 @@ class FreesBeforeRemapping(BlockTable):
 
 
 def test_equal_prompts_in_one_step_share_blocks(llama):
-    """The second finds the first's blocks in the tree: its table must name those before its
-    own copies are freed."""
+    """The second's table must name the first's blocks before its own copies are freed."""
     (prompt,) = llama.prompts(13, seed=1)
     engine = careful_engine(llama.lm, small())
     ids = [engine.add_request(prompt, SamplingParams(max_tokens=9)) for _ in range(3)]

@@ -1,5 +1,4 @@
-"""Speculative decoding: the tokens are those without it, whatever is drafted. Each bug that real
-engines shipped, planted here, is seen."""
+"""Speculative decoding: the same tokens, whatever is drafted. Bugs of real engines are seen."""
 
 import ast
 import copy
@@ -122,8 +121,7 @@ def distance(p, q, uniform, numbers, count):
 
 @pytest.mark.thorough
 def test_a_distance_of_a_hundredth_is_seen():
-    """Also the one of a bug that several engines had: the number that refused a draft is used again
-    for the token in its place."""
+    """Also a bug of several engines: the number that refused a draft is used for its substitute."""
     numbers = torch.Generator().manual_seed(3)
     p = torch.tensor([0.30, 0.25, 0.15, 0.10, 0.08, 0.06, 0.04, 0.02])
     q = torch.tensor([0.33, 0.22, 0.16, 0.09, 0.06, 0.07, 0.05, 0.02])
@@ -263,8 +261,7 @@ def decode(engine, clock, prompt, most):
 
 
 def test_drafts_are_verified_where_a_row_costs_little():
-    """Which nobody knows before. With one draft of the head wherever it has any, these texts take
-    308 steps in the place of 378."""
+    """Nobody knows it before. One draft of the head wherever it has any: 308 steps, not 378."""
     lm = minikv.load("tinypy")
     engine = Engine(lm, small(block_size=16, max_batch_tokens=96, speculative="head"))
     clock, time = timed(engine, row=0.04, ask=0.05), 0

@@ -1,5 +1,4 @@
-"""Layers that keep a state: the engine against `transformers`, and random programs against the
-recurrence, token by token."""
+"""Layers that keep a state: beside `transformers`, and random programs beside the recurrence."""
 
 import functools
 import json

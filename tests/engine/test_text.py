@@ -77,8 +77,7 @@ def pieces(rng, lm, ids, stop=()):
 @pytest.mark.parametrize("family", [*DECODERS, "byte level"])
 @pytest.mark.parametrize("number", thorough_after(1, [100, 1500]))
 def test_pieces_join_to_the_whole(llama, family, number):
-    """Wherever it is cut: inside characters, in a run of bytes that becomes wrong at its end, and
-    behind tokens that have no text. No piece and no output has what is not in the end."""
+    """Wherever it is cut: in characters, in a run of wrong bytes, behind tokens without a text."""
     tokenizer, rng, num_broken = tokenizer_like(family), random.Random(family), 0
     lm = minikv.LanguageModel(family, llama.lm.transformer, tokenizer)
     for _ in range(number):
@@ -171,8 +170,7 @@ def test_a_blank_behind_a_token_without_text_is_found(llama, family):
 
 @pytest.mark.parametrize("family", ["llama", "byte level"])
 def test_the_search_for_a_stop_string_takes_no_longer_in_a_long_answer(llama, family):
-    """Nor behind tokens without a text, at the beginning or later, nor where a part of a stop
-    string comes again and again."""
+    """Nor behind tokens without a text, nor where a part of a stop string comes again and again."""
     tokenizer = tokenizer_like(family)
     lm, most = minikv.LanguageModel(family, llama.lm.transformer, tokenizer), 0
 

@@ -267,8 +267,7 @@ def on_gpu() -> bool:
 
 
 def measuring(kernels=True):
-    """A clock and a number of repeats: on a GPU the benchmark's own; elsewhere the host's time, and
-    tiny sizes, set in the benchmark."""
+    """A clock and a number of repeats: the benchmark's on a GPU, else the host's and tiny sizes."""
     from minikv.course.bench import gpu, gpu_clock
 
     if on_gpu():

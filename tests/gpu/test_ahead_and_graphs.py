@@ -279,8 +279,7 @@ def test_a_last_sequence_that_is_swapped_out_while_another_ends():
 
 
 class NoWaiting(TorchDispatchMode):
-    """Raises at what would make the host wait for a GPU: a value read from a tensor, or a shape
-    that depends on one."""
+    """Raises where the host waits for a GPU: a value or a shape that is read from a tensor."""
 
     WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
 

@@ -56,8 +56,7 @@ print("".join(output.get("text", "") for cell in cells for output in cell.output
 
 @cache
 def pip_options():
-    """What pip is told: PyTorch's own index has builds without CUDA. If it cannot be reached, pip
-    would ask it again and again for each package; then it is left out, and asked once at most."""
+    """What pip is told: the index that has builds without CUDA, if it can be reached."""
     try:
         urlopen(f"{CPU}/torch/", timeout=10).close()
         return {"PIP_EXTRA_INDEX_URL": CPU}
@@ -191,8 +190,7 @@ def python_312():
 
 
 def test_the_versions_of_a_bare_machine_with_a_gpu(published, tmp_path):
-    """`make gpu` needs nothing but these. There is no GPU here: what needs one is rehearsed at tiny
-    sizes, and what Triton 3.6 cannot interpret with NumPy 2.5 is skipped and says so."""
+    """`make gpu` needs nothing but these. Rehearsed at tiny sizes; what cannot run says so."""
     done(python_312(), "-m", "venv", tmp_path / "bare", cwd=tmp_path)
     python = tmp_path / "bare" / "bin" / "python"
     versions = [f"{name}=={version}" for name, version in BARE.items()]

@@ -128,8 +128,7 @@ def compile_all(arch):
     )
 
     class Reduction(Compiler):
-        """Compiles what joins splits once for each way that it is called: it has no products, and
-        less to do as the head dim gets smaller."""
+        """Compiles what joins splits, once for each way that it is called."""
 
         def launch(self, *arguments, **constants):
             for one in self.results:

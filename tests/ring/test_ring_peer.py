@@ -109,8 +109,7 @@ def test_the_same_with_a_shared_prompt(both, text):
 
 
 def test_what_this_build_makes_of_division(both, text, tinypy):
-    """A right build equals the ring. One that turns the wrong way, as that of October 2026 does,
-    equals a ring whose shifts have the other sign."""
+    """A right build equals the ring; October 2026's, one whose shifts have the other sign."""
     both.append(text[:64])
     wrong = RingCache(tinypy.lm.config, 256)
     wrong.append(tinypy.lm, text[:64])

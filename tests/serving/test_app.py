@@ -1,5 +1,4 @@
-"""What no client of good manners does: bad requests, slow readers, clients that leave. And what
-others ask a server: its health, its metrics, whether a stranger learns anything."""
+"""Clients without manners: bad requests, slow readers, leavers. And health, metrics, strangers."""
 
 import asyncio
 import gc
@@ -156,8 +155,7 @@ def test_a_wrong_request_is_refused(tinypy, by, body, status, says):
 
 @pytest.mark.parametrize("num_named", thorough_after(1, [290, 310]))
 def test_a_bias_is_for_tokens_that_the_model_has(llama, by_kind, num_named):
-    """It may have fewer tokens than its tokenizer (some were added), or more (rows were filled up):
-    no id of the first kind ends a step, and none of the second is refused."""
+    """Its tokenizer may have more tokens, or fewer: then rows of the model were filled up."""
     words = {f"w{i}": i for i in range(num_named)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
     lm = LanguageModel("it", llama.lm.transformer, tokenizer)
@@ -674,8 +672,7 @@ def test_who_may_wait_for_room_is_decided_by_how_fast_others_end():
 
 @pytest.mark.thorough
 def test_who_has_no_first_token_in_time_because_of_others_is_told_so(tinypy):
-    """Long answers of many samples: of their prompts alone nobody could tell. Whoever is let in has
-    a token in time, or 503; and whoever is computed is never refused."""
+    """Whoever is let in has a token in time, or 503; whoever is computed is never refused."""
     engine = Engine(tinypy.lm, replace(CONFIG, max_num_seqs=2))
     by = OneEngine(tinypy.lm, engine)
     step, slow = engine.step, threading.Event()

@@ -1,5 +1,4 @@
-"""Chat templates: a prompt is that of `transformers`, byte for byte. What a template does wrong is
-a sentence for who asks, and nobody else's trouble. An answer ends where its turn does."""
+"""Chat templates: the prompt of `transformers`, byte for byte; a wrong template is a sentence."""
 
 import json
 import shutil

@@ -80,8 +80,7 @@ def benchmark(command, **environment):
 
 
 def agrees_with_metrics(at, first, between):
-    """It and the server count the same, and their mean times differ by a tenth at most. Given in
-    milliseconds."""
+    """It and the server count the same; mean times, in milliseconds, differ by a tenth at most."""
     metrics = at.ask("/metrics").text
     found = dict(re.findall(r'^vllm:(\w+)\{engine="0",model_name="tinypy"\} (.+)$', metrics, re.M))
     assert float(found["request_prompt_tokens_count"]) == REQUESTS
@@ -115,8 +114,7 @@ def test_guidellm(tinypy, tmp_path):
 
 
 def test_aiperf(tinypy, tmp_path):
-    """One at a time. It needs an older huggingface-hub than the course: MINIKV_AIPERF names the
-    program of another environment."""
+    """Needs an older huggingface-hub than the course: MINIKV_AIPERF names another's program."""
     command = shutil.which(environ.get("MINIKV_AIPERF", "aiperf"))
     if command is None:
         pytest.skip("needs aiperf, on the path or named by MINIKV_AIPERF")

@@ -1,5 +1,4 @@
-"""One engine in a thread, many readers in an event loop: tokens are the engine's own, and whoever
-fails, is slow or leaves disturbs nobody else."""
+"""One engine in a thread, many readers: its own tokens, whoever fails, is slow or leaves."""
 
 import asyncio
 import logging

@@ -1,5 +1,4 @@
-"""Penalties: the tokens are those of a naive loop that applies them by their definition, whatever
-an engine does meanwhile."""
+"""Penalties: the tokens of a naive loop that applies their definition, whatever an engine does."""
 
 import random
 
@@ -63,8 +62,7 @@ def cases(tinypy):
 
 
 class Right(Drafter):
-    """Knows what a request with penalties gets: every draft is accepted, if its row of logits is
-    penalised for the drafts before it."""
+    """Knows what a request with penalties gets: every draft is accepted if rows are penalised."""
 
     def __init__(self, cases):
         self.cases = cases

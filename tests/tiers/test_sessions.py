@@ -216,8 +216,7 @@ def test_a_quantised_session_that_is_not_finite_is_refused(engine_of, tmp_path, 
 
 @pytest.mark.parametrize("kv_dtype", thorough_after(1, ["auto", "int8", "int4"]))
 def test_whatever_a_damaged_header_says(engine_of, tmp_path, kv_dtype):
-    """Every field missing or nonsense, every tensor of other shapes and dtypes: what is wrong is
-    said in one kind of error, with the file's name, or it is loaded."""
+    """Every field and tensor nonsense: one kind of error that names the file, or it is loaded."""
     path, engine = tmp_path / "it.session", engine_of(num_blocks=64)
     save_session(engine, PROMPT, path, kv_dtype=kv_dtype)
     whole = path.read_bytes()

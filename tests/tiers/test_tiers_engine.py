@@ -244,8 +244,7 @@ def test_a_step_copies_no_more_than_it_may_compute(engine_of, monkeypatch):
 
 
 def test_making_room_does_not_push_out_what_comes_back(engine_of):
-    """The host is as small as the prefix: to make room on the device demotes other blocks, and
-    that would evict the host's oldest, the prefix itself."""
+    """The host has room for the prefix alone: demoting other blocks would evict it."""
     engine = engine_of(num_blocks=10, max_num_seqs=2, max_batch_tokens=64, host_blocks=8)
     [first] = generate(engine, [PROMPT], params(1))
     engine.cache.evict(9)

@@ -42,8 +42,7 @@ def assert_usable(background):
 
 
 def interrupt_at(number, action):
-    """Run with a KeyboardInterrupt before instruction `number`, also of Python's own library;
-    returns how many instructions there were."""
+    """Run with a KeyboardInterrupt before instruction `number`; returns how many there were."""
     count = 0
 
     def trace(frame, event, _):

@@ -43,11 +43,11 @@ LARGE: dict[str, Any] = dict(
 SHAPES: dict[str, dict[str, Any]] = {  # of SmolLM2-135M, and of Qwen3-0.6B with heads of 64
     "135M": dict(
         vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9,
-        num_kv_heads=3, max_context=512,
+        num_kv_heads=3, max_context=1024,
     ),
     "0.6B": dict(
         vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_layers=28, num_heads=32,
-        num_kv_heads=16, max_context=512,
+        num_kv_heads=16, max_context=1024,
     ),
 }  # fmt: skip
 SIZES = (32, 128), (8, 4096)  # sequences, tokens of each, for attention
@@ -68,10 +68,10 @@ def run(args: argparse.Namespace) -> BenchTable:
     table = BenchTable(title, args.repeats)
     shapes = [(kv, *size) for kv in ("auto", "bfloat16", "int8") for size in SIZES]
     threads = torch.get_num_threads()
-    total = (5 + 9 * len(args.shapes) + len(shapes) + 2 * len(INVARIANT)) * (args.repeats + 1)
+    total = (5 + 11 * len(args.shapes) + len(shapes) + 2 * len(INVARIANT)) * (args.repeats + 1)
     with bar(total, "cpu") as progress, Threads(threads) as share:
         for name in args.shapes:
-            for row, aim in in_both_dtypes(name, args.repeats, args.tokens, progress):
+            for row, aim in in_both_dtypes(name, args, progress):
                 table.add(row, aim)
         lm, size = random_model(**LARGE, num_layers=args.layers)
         table.notes.append(f"the large model has {size / 1e6:.0f} MB of weights, in float32")
@@ -130,10 +130,11 @@ def run(args: argparse.Namespace) -> BenchTable:
 
 
 def in_both_dtypes(
-    name: str, repeats: int, steps: int, progress: tqdm
+    name: str, args: argparse.Namespace, progress: tqdm
 ) -> Iterator[tuple[dict[str, Any], Aim]]:
-    """Rows of decode steps of a model of this shape in bfloat16, each with its aim: how many times
-    as fast as in float32, and of the rate of memory."""
+    """Rows of decode steps and prefill of a model of this shape in bfloat16, each with its aim: how
+    many times as fast as in float32, and of the rate of memory."""
+    steps, rounds = args.tokens, range(args.repeats + 1)
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     models = {one: random_model(**SHAPES[name], dtype=dtype) for one, dtype in dtypes.items()}
     size = models["bfloat16"][1]
@@ -141,16 +142,27 @@ def in_both_dtypes(
     for batch in least:
         ways: dict[str, Callable[[int], float]] = {}
         for one, (lm, _) in models.items():
-            engine = decoding(lm, batch, 128, (repeats + 1) * steps)
+            engine = decoding(lm, batch, 128, len(rounds) * steps)
             ways[one] = partial(seconds_of, engine, steps)
         ways["memory"] = lambda round_: steps * size / memory_rate(size)
-        found = in_turns(ways, range(repeats + 1), progress)
+        found = in_turns(ways, rounds, progress)
         what = f"{name} in bfloat16, batch {batch}"
         times = over(found["float32"], found["bfloat16"])
         yield {"what": f"{what}, over float32", "times": times}, Aim("times", ">=", least[batch])
         if batch == 1:
             share = over([100 * one for one in found["memory"]], found["bfloat16"])
             yield {"what": f"{what}, of memory's rate", "% of it": share}, Aim("% of it", ">=", 75)
+    ways = {}
+    for one, (lm, _) in models.items():
+        prompts = [peers.random_prompts(lm, [args.prompt], round_) for round_ in rounds]
+        ways[one] = partial(prefill_seconds, peers.engine_for(lm, [args.prompt + 1]), prompts)
+    found = in_turns(ways, rounds, progress)
+    row = {"what": f"{name} in bfloat16, prefill of {args.prompt} tokens, over float32"}
+    yield row | {"times": over(found["float32"], found["bfloat16"])}, Aim("times", ">=", 0.95)
+
+
+def prefill_seconds(engine: minikv.Engine, prompts: list[list[list[int]]], round_: int) -> float:
+    return timed(lambda: engine.generate(prompts[round_], minikv.SamplingParams(max_tokens=1)))[0]
 
 
 def seconds_of(engine: minikv.Engine, num_steps: int, round_: int) -> float:

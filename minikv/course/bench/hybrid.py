@@ -28,15 +28,7 @@ from unittest.mock import patch
 
 import minikv
 from minikv.course.arguments import positive
-from minikv.course.bench.harness import (
-    Aim,
-    BenchTable,
-    Spread,
-    bar,
-    in_turns,
-    over,
-    random_ids,
-)
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, in_turns, over, random_ids
 from minikv.course.bench.random_model import random_model
 from minikv.course.bench.tiers import conversations, serve
 from minikv.course.workloads.timing import no_gc

@@ -19,13 +19,7 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import (
-    BrokenExecutor,
-    Executor,
-    Future,
-    ProcessPoolExecutor,
-    as_completed,
-)
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import cache, partial

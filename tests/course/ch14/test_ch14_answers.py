@@ -101,8 +101,7 @@ def test_costs_are_measured_and_drawn(lm):
 
 
 def test_a_tree_is_verified_in_one_pass_and_its_right_path_is_kept():
-    """Text is written by trees with right and wrong branches, from one cache; it is the oracle's.
-    If the right rows are not moved together, it is not."""
+    """Text by trees with right and wrong branches is the oracle's only if right rows are kept."""
     lm = minikv.load("tinypy")
     prompt = lm.encode(REPEATS)
     expected = lm.generate_naively(prompt, 24)
