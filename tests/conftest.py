@@ -23,15 +23,12 @@ LONGEST = (
 )  # fmt: skip
 LAST = "test_four_ways"
 
-# Every tensor here is small: threads would only wait for each other, and on a busy machine long.
-# This is for the processes that tests start, and for the kernels of notebooks.
+# Every tensor of tests, and of what they start, is small: threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# oneDNN keeps the machine code for each number of rows that a layer has met, and torch what it has
-# made of it: after a hundred numbers 300 MB, and a worker meets hundreds.
+# oneDNN and torch keep machine code for each number of rows: after a hundred numbers 300 MB.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 os.environ.setdefault("LRU_CACHE_CAPACITY", "128")
-# No test looks at a time, and nearly every notebook ends with a table that measures the rungs of
-# all chapters before it: what notebooks measure three times is measured once.
+# No test looks at a time: what the table of a notebook measures three times is measured once.
 os.environ.setdefault("MINIKV_REPEATS", "1")
 # Processor seconds for a reader's code, in notebooks too: only an endless loop takes so many.
 os.environ.setdefault("MINIKV_TIME_LIMIT", "60")
@@ -89,15 +86,13 @@ def is_unusual(item) -> bool:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """The longest files first, so that no worker ends with one alone; without workers, last.
-    With --chapter, keep what lies in its folder or is asked of one of its exercises, and its
-    notebook."""
+    With --chapter, keep its folder, what is asked of one of its exercises, and its notebook."""
     for item in filter(is_unusual, items):
         item.add_marker("thorough")
     number, has_workers = config.getoption("chapter"), hasattr(config, "workerinput")
     first = [".ipynb"] if number else [".ipynb", *LONGEST]
 
-    def place(item):
-        """Of a notebook its suffix decides."""
+    def place(item):  # of a notebook its suffix decides
         name = item.path.stem if item.path.suffix == ".py" else item.path.suffix
         place = first.index(name) if name in first else len(first) + (name == LAST)
         return place if has_workers else (place != len(first)) * (len(first) + 2 - place)
@@ -124,8 +119,7 @@ after_collection = 0
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item):
-    """Engines and servers are circles of objects: they stay until garbage is looked for, which is
-    seldom (`quick/sitecustomize.py`). Not so seldom that a worker has hundreds of engines. Small
+    """Engines and servers are circles of objects: they stay until garbage is looked for. Small
     pieces of memory that are free then are the system's again only if glibc is asked."""
     global after_collection
     if own_memory() > after_collection + 60:

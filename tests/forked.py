@@ -22,12 +22,10 @@ from threading import Thread
 
 import pytest
 
-# The chapter about threads starts its kernel: torch asks the environment for their number when it
-# is imported.
+# The chapter about threads starts its kernel: torch asks for their number when it is imported.
 STARTED = "09_cpu_kernels.ipynb"
 # What CUDA has begun in a process cannot be copied.
 FORKS = sys.platform == "linux" and shutil.which("nvidia-smi") is None
-LONGEST = 1 << 18  # bytes of a request: it holds an environment
 
 to_server: socket.socket | None = None
 
@@ -62,8 +60,8 @@ class Kernels:
         report = yield
         if report.failed and hasattr(item, "cell"):
             place = f'{item.path.name}, the cell with "id": "{item.cell.get("id")}"'
-            mend = f"make notebooks CHAPTER={item.path.name[:2]}"
-            report.longrepr = f"{report.longrepr}\n{place}. If it should say this: {mend}"
+            mend = f"If it should say this: make notebooks CHAPTER={item.path.name[:2]}"
+            report.longrepr = f"{report.longrepr}\n{place}. {mend}"
         return report
 
 
@@ -126,7 +124,7 @@ def serve(ours: int) -> None:
     # Of those that have ended, the time is counted as ours.
     signal.signal(signal.SIGCHLD, lambda *_: os.waitpid(-1, os.WNOHANG))
     interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    while (received := socket.recv_fds(asked, LONGEST, 4))[0]:
+    while (received := socket.recv_fds(asked, 1 << 18, 4))[0]:
         if os.fork() == 0:
             asked.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -137,8 +135,7 @@ def serve(ours: int) -> None:
 
 
 def become(command, env, cwd, ray, source, sink, server, line) -> None:
-    """Be what this command would start, a module of Python's or a worker of pytest; without `ray`,
-    which is slow to start, if there is none."""
+    """Be what `command` would start, a module or a worker; without Ray, a slow one, unless `ray`."""
     global to_server
     import matplotlib
     import preloaded
@@ -149,10 +146,8 @@ def become(command, env, cwd, ray, source, sink, server, line) -> None:
         os.close(file)
     if "-m" not in command:
         asker.send(b"%d" % os.getpid())
-        asker.close()
         matplotlib.use("agg")  # the fork server has that of notebooks
-        with open(0, "rb", buffering=0, closefd=False) as sent:
-            return exec(eval(sent.readline()), {"__name__": "__main__"})
+        return exec(eval(os.read(0, 1 << 16)), {"__name__": "__main__"})  # a line, from execnet
     os.setsid()  # it leads a group of its own, which signals are sent to
     asker.send(b"%d" % os.getpid())
     is_kernel, nothing = "ipykernel_launcher" in command, os.open(os.devnull, os.O_RDWR)
@@ -164,9 +159,7 @@ def become(command, env, cwd, ray, source, sink, server, line) -> None:
     sys.path[:] = preloaded.PATH
     if not ray:
         sys.modules["ray"] = None
-    if is_kernel:  # it ends with who has asked
+    if is_kernel:  # it ends with who has asked; a judge does when its stdin ends
         Thread(target=lambda: (asker.recv(1), os._exit(1)), daemon=True).start()
-    else:  # a judge ends when its stdin does
-        asker.close()
     sys.argv = command[command.index("-m") + 1 :]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -135,8 +135,7 @@ json.dumps = pickle.dumps = struct.pack = lambda *_, **__: b"passed" """,
 
 @pytest.fixture
 def level(request, monkeypatch):
-    """Checks run inside these fences, from a starter of their own, which is not forked. Gives what
-    `reach` says."""
+    """Checks run inside these fences, from a starter that's started. Gives what `reach` says."""
     monkeypatch.setattr(process, "subprocess", subprocess)
     without = LEVELS[request.param]
     if "namespaces" not in without and not namespaces.allowed():
