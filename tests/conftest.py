@@ -11,8 +11,7 @@ import pytest
 from forked import Kernels
 from hypothesis import HealthCheck, settings
 
-# Behind the notebooks, files that take longest, in this order. Then the others, and last the one
-# whose tests are dealt out in the smallest parts.
+# Behind the notebooks, files that take longest; then others, and the one of the smallest parts.
 LONGEST = (
     "test_jupyterlab", "test_serve_ray", "test_speculative", "test_bench", "test_journey",
     "test_openai", "test_app", "test_grade", "test_containment", "test_lab", "test_codes",

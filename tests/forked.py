@@ -135,7 +135,7 @@ def serve(ours: int) -> None:
 
 
 def become(command, env, cwd, ray, source, sink, server, line) -> None:
-    """Be what `command` would start, a module or a worker; without Ray, a slow one, unless `ray`."""
+    """Be what `command` would start, a module or a worker; without Ray, which is slow, or `ray`."""
     global to_server
     import matplotlib
     import preloaded
