@@ -135,7 +135,7 @@ def serve(ours: int) -> None:
 
 
 def become(command, env, cwd, ray, source, sink, server, line) -> None:
-    """Be what `command` would start, a module or a worker; without Ray, which is slow, or `ray`."""
+    """Be what `command` would start, a module or a worker; without `ray`, one that has no Ray."""
     global to_server
     import matplotlib
     import preloaded
