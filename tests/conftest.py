@@ -4,7 +4,6 @@ import ctypes
 import gc
 import os
 import re
-import sys
 
 import psutil
 import pytest
@@ -20,7 +19,6 @@ LONGEST = (
     "test_paged_attention", "test_ch09_answers", "test_random_programs", "test_split", "test_page",
     "test_configs", "test_capstone", "test_new_chapter",
 )  # fmt: skip
-LAST = "test_four_ways"
 
 # Every tensor of tests, and of what they start, is small: threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -93,7 +91,7 @@ def pytest_collection_modifyitems(config, items):
 
     def place(item):  # of a notebook its suffix decides
         name = item.path.stem if item.path.suffix == ".py" else item.path.suffix
-        place = first.index(name) if name in first else len(first) + (name == LAST)
+        place = first.index(name) if name in first else len(first) + (name == "test_four_ways")
         return place if has_workers else (place != len(first)) * (len(first) + 2 - place)
 
     items.sort(key=place)
@@ -110,7 +108,7 @@ def pytest_collection_modifyitems(config, items):
 def own_memory() -> int:
     """MB that this process has for itself; 0 where the system does not tell."""
     memory = psutil.Process().memory_info()
-    return (memory.rss - memory.shared) >> 20 if sys.platform.startswith("linux") else 0
+    return (memory.rss - memory.shared) >> 20 if hasattr(memory, "shared") else 0
 
 
 after_collection = 0

@@ -1,5 +1,4 @@
-"""Workers of pytest, kernels of notebooks and judges, forked: to import torch, transformers and
-matplotlib takes a process longer than most tests compute, and 300 MB, which copies share.
+"""Workers, kernels of notebooks and judges are forked: copies import nothing, and share 300 MB.
 
     pytest ──asks──> fork server ──forks──> worker ──asks──> the same for kernels and judges
 
@@ -24,8 +23,6 @@ import pytest
 
 # The chapter about threads starts its kernel: torch asks for their number when it is imported.
 STARTED = "09_cpu_kernels.ipynb"
-# What CUDA has begun in a process cannot be copied.
-FORKS = sys.platform == "linux" and shutil.which("nvidia-smi") is None
 
 to_server: socket.socket | None = None
 
@@ -34,7 +31,8 @@ class Kernels:
     """A plugin of pytest: hooks of a conftest are not called for what lies elsewhere."""
 
     def __init__(self, fork: bool, ray: bool):
-        self.fork, self.ray = fork and FORKS, ray
+        can_fork = sys.platform == "linux" and not shutil.which("nvidia-smi")  # or CUDA has begun
+        self.fork, self.ray = fork and can_fork, ray
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self):
@@ -81,13 +79,11 @@ class Forked:
     """A process that is forked to do what `command` says, with what is asked of a
     `subprocess.Popen`. OSError, ValueError: there is no fork server; what it wrote says why."""
 
-    stderr = None
-
     def __init__(self, command: list[str], *, env=None, cwd=None, ray=True, **_):
         if to_server is None:
             start_server()
-        (source, to_it), (from_it, sink) = os.pipe(), os.pipe()
-        self.stdin, self.stdout = os.fdopen(to_it, "wb"), os.fdopen(from_it, "rb")
+        (source, to), (of, sink) = os.pipe(), os.pipe()
+        self.stdin, self.stdout, self.stderr = os.fdopen(to, "wb"), os.fdopen(of, "rb"), None
         self._line, line = socket.socketpair()
         theirs = [source, sink, to_server.fileno(), line.detach()]
         socket.send_fds(to_server, [pickle.dumps((command, env, cwd, ray))], theirs)
@@ -121,12 +117,10 @@ def serve(ours: int) -> None:
     import preloaded  # noqa: F401
 
     asked = socket.socket(fileno=ours)
-    # Of those that have ended, the time is counted as ours.
-    signal.signal(signal.SIGCHLD, lambda *_: os.waitpid(-1, os.WNOHANG))
+    signal.signal(signal.SIGCHLD, lambda *_: os.waitpid(-1, os.WNOHANG))  # their time is ours
     interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
     while (received := socket.recv_fds(asked, 1 << 18, 4))[0]:
         if os.fork() == 0:
-            asked.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, interrupted)
             return become(*pickle.loads(received[0]), *received[1])
@@ -137,7 +131,6 @@ def serve(ours: int) -> None:
 def become(command, env, cwd, ray, source, sink, server, line) -> None:
     """Be what `command` would start, a module or a worker; without `ray`, one that has no Ray."""
     global to_server
-    import matplotlib
     import preloaded
 
     to_server, asker = socket.socket(fileno=server), socket.socket(fileno=line)
@@ -146,7 +139,7 @@ def become(command, env, cwd, ray, source, sink, server, line) -> None:
         os.close(file)
     if "-m" not in command:
         asker.send(b"%d" % os.getpid())
-        matplotlib.use("agg")  # the fork server has that of notebooks
+        sys.modules["matplotlib"].use("agg")  # the fork server has that of notebooks
         return exec(eval(os.read(0, 1 << 16)), {"__name__": "__main__"})  # a line, from execnet
     os.setsid()  # it leads a group of its own, which signals are sent to
     asker.send(b"%d" % os.getpid())

@@ -28,8 +28,7 @@ with pytest.MonkeyPatch.context() as patch:
     for module in USED.split():
         import_module(module)
 process.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": forked.Forked})
-lm, _ = load_pair("tinypy")
-for one in (lm, checking.tinypy()):
+for one in (load_pair("tinypy")[0], checking.tinypy()):
     minikv.Engine(one).generate([list(range(1, 33))], minikv.SamplingParams(max_tokens=2))
 assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be copied safely"
 gc.freeze()  # shared with the copies as long as nobody writes there
