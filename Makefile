@@ -244,7 +244,7 @@ doctor: setup
 	@echo "== Environment"
 	@$(BIN)/python -m minikv doctor
 
-# The kernels of the CPU for each format of K and V, for layers with windows, for those with states,
+# The kernels of the CPU for codes of 8 and of 4 bits, for layers with windows, for those with states,
 # and for weights of 16 bits, compiled for the tests to find: two that begin at once would both
 # compile them. In one process: what several have in common it compiles once.
 COMPILED := .venv/compiled
@@ -252,7 +252,7 @@ define COMPILE
 import torch
 import minikv as m
 models = {"windows": "tinypy-hybrid", "states": "tinypy-states"}
-for kind in ("bfloat16", "int8", "int4", *models):
+for kind in ("int8", "int4", *models):
     config = m.EngineConfig(64, kv_dtype="auto" if kind in models else kind)
     m.Engine(m.load(models.get(kind, "tinypy")), config).generate([70 * [1]])
 m.Engine(m.load("tinypy", dtype=torch.bfloat16), m.EngineConfig(64)).generate([70 * [1]])

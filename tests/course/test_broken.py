@@ -28,7 +28,6 @@ def _(mine):
     {WRONG}
 """
 PLANTS = {  # file: what is added to it; what is said, and whether `grade` says so before it begins
-    "a play": ("scenarios.py", PLAY, ("scenarios.py, line", "04.1, a line", "ours"), False),
     "a record": ("mistakes.toml", '["04.1"."ours"]\nedit = "gone => gone"\ncause = "a"\nlook = "b"',
                  ("mistakes.toml", "04.1, ours"), True),
     "a target": ("chapter.toml", ('"minikv.blocks:BlockPool"', '"minikv.blocks:Pool"'),
@@ -36,6 +35,7 @@ PLANTS = {  # file: what is added to it; what is said, and whether `grade` says 
     "a method": ("chapter.toml", ('allocate = "04.1"', 'alocate = "04.1"'),
                  ("chapter.toml, 04.1, target", "has no BlockPool.alocate"), True),
     "an import": ("scenarios.py", WRONG, ("scenarios.py, line", "KeyError: 'ours'"), True),
+    "a play": ("scenarios.py", PLAY, ("scenarios.py, line", "04.1, a line", "ours"), False),
     "a check by hand": ("scenarios.py", BY_HAND, ("scenarios.py, line", "KeyError"), False),
 }  # fmt: skip
 

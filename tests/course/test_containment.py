@@ -113,11 +113,10 @@ def test_memory_is_counted_over_all_processes(check, monkeypatch):
 
 
 @LINUX
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "evade",
-    thorough_after(
-        1, ["while True:\n    pass", "if os.fork():\n    os.wait()\nwhile True:\n    pass"]
-    ),
+    ["while True:\n    pass", "if os.fork():\n    os.wait()\nwhile True:\n    pass"],
     ids=["itself", "in a child"],
 )
 def test_code_that_does_not_hear_of_the_processors_limit_is_stopped(check, monkeypatch, evade):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from four_ways import EXERCISES, right, text_with
+from thorough import thorough_after
 
 from minikv.course import lab
 from minikv.course.exercise_data import reader_files
@@ -65,6 +66,7 @@ def test_a_right_solution_passes_and_is_remembered(exercises):
     assert "why it works" in repr(lab.why("04.1")), "what was passed once stays open"
 
 
+@pytest.mark.thorough
 def test_the_readers_engine_runs_on_other_parts_that_are_passed(exercises):
     """A player reads these files, and none with the answers of chapter 07."""
     for exercise in (ONE, find("07.7")):
@@ -294,7 +296,7 @@ UNDER_OTHER_NAMES = {
 }
 
 
-@pytest.mark.parametrize("name", UNDER_OTHER_NAMES)
+@pytest.mark.parametrize("name", thorough_after(1, UNDER_OTHER_NAMES))
 def test_the_reference_is_out_of_reach(name):
     fork = find("05.1")
     source = f"def fork(self):\n    import minikv\n{UNDER_OTHER_NAMES[name]}"

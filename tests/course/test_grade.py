@@ -185,6 +185,7 @@ def test_half_of_a_class_is_hostile(tmp_path):
     assert len(done.stdout.splitlines()) >= 33
 
 
+@pytest.mark.thorough
 def test_code_that_writes_to_every_open_file_is_told_so():
     report = grading.grade_file(ONE.id, (right(ONE) + HOSTILE).encode())
     assert report["status"] == "failed"

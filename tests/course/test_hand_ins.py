@@ -106,6 +106,7 @@ def test_of_two_files_none_is_guessed(other, tmp_path):
         find_student(tmp_path).file(ONE)
 
 
+@pytest.mark.thorough
 def test_a_hand_in_without_a_file_has_a_row_and_no_advice(tmp_path, capsys):
     """What lies there under another name is named, with the name that is asked for."""
     (tmp_path / "plan.toml").write_text(f'roster = "roster.csv"\n{PLAN}')

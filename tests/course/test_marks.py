@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from four_ways import text_with
+from thorough import thorough_after
 
 from minikv.course.exercise_data.manifest import find
 from minikv.course.judge import process
@@ -118,7 +119,7 @@ def check(exercises):
 
 
 @APART
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", thorough_after(2, ATTACKS))
 def test_no_verdict_can_be_written(check, attack):
     report = check(SLOTS, {"": ATTACKS[attack], **WRONG})
     assert report.status == "failed", report.text()

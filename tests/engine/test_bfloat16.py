@@ -6,7 +6,17 @@ the rounding of K and V.
 
 import pytest
 import torch
-from helpers import Clairvoyant, Pair, RecordingSampler, fearless, make_model, small, with_weights
+from helpers import (
+    ARCHITECTURES,
+    Clairvoyant,
+    Pair,
+    RecordingSampler,
+    fearless,
+    make_model,
+    small,
+    with_weights,
+)
+from thorough import thorough_after
 
 import minikv
 from minikv import Engine, SamplingParams
@@ -53,7 +63,9 @@ def program_of(engine):
     return program
 
 
-@pytest.mark.usual(pair="llama")
+@pytest.mark.parametrize(
+    "pair", thorough_after(2, ["llama", "tinypy", *list(ARCHITECTURES)[1:]]), indirect=True
+)
 def test_tokens(pair):
     half, wide = both(pair)
     prompts = pair.prompts(33, 17, 1, 70, seed=5)
@@ -63,6 +75,7 @@ def test_tokens(pair):
     program_of(engine)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["like-gpt-oss"])
 def test_groups_of_layers(checkpoint, name):
     half, wide = both(checkpoint(name))
@@ -127,8 +140,8 @@ def test_weights_lie_in_panels_alone_and_are_what_they_were(tmp_path, name):
     assert_right(wide, Engine(half, small(attention="torch")), prompts)  # layer by layer, on panels
 
 
-def test_where_it_falls_back(checkpoint, llama, tmp_path):
-    half, wide = both(llama)
+def test_where_it_falls_back(checkpoint, llama):
+    half = minikv.load(llama.folder, dtype=torch.bfloat16)
     engine = Engine(half, small(kv_dtype="int4", block_size=16))
     assert type(engine.attention) is QuantisedAttention
     assert len(engine.generate([[1, 2, 3]])[0].token_ids) == 64
@@ -140,9 +153,12 @@ def test_where_it_falls_back(checkpoint, llama, tmp_path):
     assert engine.attention.decodes is None
     assert len(engine.generate([[1, 2, 3]], SamplingParams(max_tokens=9))[0].token_ids) == 9
 
+
+@pytest.mark.thorough
+def test_without_a_program_inputs_lie_in_order(tmp_path):
     make_model("llama", intermediate_size=127).save_pretrained(tmp_path)
     odd = Pair("odd", tmp_path)
     half, wide = both(odd)
     engine = Engine(half, small(attention="cpu"))
-    assert_right(wide, engine, odd.prompts(12, 30, seed=3))  # inputs lie in pairs in a program
+    assert_right(wide, engine, odd.prompts(12, 30, seed=3))  # in a program they lie in pairs
     assert type(engine.attention) is CpuAttention and engine.attention.program is None

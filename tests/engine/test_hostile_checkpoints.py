@@ -222,7 +222,7 @@ ENDLESS_EXPRESSIONS = [  # (expression, part)
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("pattern", "part"), thorough_after(2, ENDLESS_EXPRESSIONS))
+@pytest.mark.parametrize(("pattern", "part"), thorough_after(1, ENDLESS_EXPRESSIONS))
 def test_a_regular_expression_without_end(folder, tinypy, pattern, part):
     """It is told when the checkpoint is loaded, and not by a request that never ends."""
     with_expression(folder, tinypy, pattern, part)
@@ -408,7 +408,7 @@ def test_a_damaged_checkpoint(folder, damage, message):
     refused(folder, message)
 
 
-@pytest.mark.parametrize(("content", "message"), thorough_after(2, DAMAGES_OF_TOKENS))
+@pytest.mark.parametrize(("content", "message"), thorough_after(1, DAMAGES_OF_TOKENS))
 def test_damaged_names_of_tokens(folder, tinypy, content, message):
     shutil.copy(tinypy.folder / "tokenizer.json", folder)
     (folder / "tokenizer_config.json").write_bytes(content)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import naive_kv
 from hypothesis import given, settings, strategies as st
+from thorough import thorough_after
 
 from minikv import ConcatCache, PreallocatedCache
 
@@ -34,7 +35,7 @@ def test_every_architecture_prompt_then_one_by_one(pair, make):
 
 
 @caches
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2-window"])
+@pytest.mark.parametrize("name", thorough_after(1, ["qwen2-window", "llama", "mistral"]))
 @settings(max_examples=25)
 @given(borders=st.sets(st.integers(1, 39)), length=st.integers(1, 40))
 def test_however_the_tokens_are_chunked(checkpoint, name, make, borders, length):

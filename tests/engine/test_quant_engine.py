@@ -96,6 +96,7 @@ def test_tokens_do_not_depend_on_how_a_prompt_is_cut(
     assert_oracle(llama.lm, outputs, config)
 
 
+@pytest.mark.usual(kv_dtype="int8", attention="torch")
 @EVERY_WAY
 def test_logits_equal_the_plain_formula(llama, kv_dtype, attention):
     """Closer than one code of K: a wrong scale would show. On a miss as on a hit."""

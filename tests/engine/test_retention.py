@@ -13,6 +13,7 @@ from helpers import (
     small,
     with_windows,
 )
+from thorough import thorough_after
 
 from minikv import Engine, EngineConfig, RadixCache, SamplingParams
 from minikv.course.judge.stand_ins import LoggingPool
@@ -88,7 +89,7 @@ def random_case(rng, policy, make=RetainingCache):
     return told
 
 
-@pytest.mark.parametrize("policy", [by_age, pinned, time_to_live(5)])
+@pytest.mark.parametrize("policy", thorough_after(1, [pinned, by_age, time_to_live(5)]))
 def test_without_hints_every_policy_is_age(policy):
     """So a time to live that is the same for all changes nothing."""
     seen = Counter()
@@ -171,7 +172,9 @@ def test_whole_conversations(policy, order):
     assert case.evict(6) == order
 
 
-@pytest.mark.parametrize("policy", [pinned, time_to_live(5), whole_conversations])
+@pytest.mark.parametrize(
+    "policy", thorough_after(1, [whole_conversations, pinned, time_to_live(5)])
+)
 def test_the_order_that_is_kept_is_that_of_a_search(policy):
     """Under any program with pins, whatever the heap still has of the past."""
     for seed in range(60):

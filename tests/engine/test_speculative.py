@@ -280,6 +280,7 @@ class FirstRight(Clairvoyant):
         return super().propose(sequence, most)
 
 
+@pytest.mark.usual(ask=5.0, drafter=Wrong)
 @pytest.mark.parametrize("ask", [0.05, 5.0])
 @pytest.mark.parametrize("drafter", [Wrong, FirstRight])
 def test_drafts_cost_little_where_a_row_costs_a_step(llama, drafter, ask):

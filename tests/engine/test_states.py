@@ -384,7 +384,7 @@ def test_a_draft_model_with_states_is_refused(hybrid):
         Engine(hybrid.lm, small(speculative="model", draft_model=hybrid.lm))
 
 
-@pytest.mark.parametrize("wrong", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("wrong", thorough_after(1, [0.4, 0.0, 1.0]))
 def test_tokens_with_drafts_are_those_without(wrong, hybrid):
     prompts = hybrid.prompts(21, 5, 33, seed=6)
     engine = drafting_engine(hybrid.lm, small(block_size=4), Clairvoyant(1, wrong=wrong))

@@ -81,7 +81,9 @@ def on_buffers(engine: Engine) -> Engine:
 
 
 @pytest.mark.parametrize("name", thorough_after(1, ["llama", "qwen2-window", "qwen3"]))
-@pytest.mark.parametrize("config", [{}, {"num_blocks": 14}, {"max_num_seqs": 11}], ids=str)
+@pytest.mark.parametrize(
+    "config", thorough_after(1, [{"num_blocks": 14}, {}, {"max_num_seqs": 11}]), ids=str
+)
 def test_an_engine_on_buffers_says_what_one_without_says(checkpoint, name, config):
     lm = checkpoint(name).lm
     config = small(**config, prefix_cache=name != "qwen3")

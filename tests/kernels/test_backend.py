@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers import greedy
 from paged_case import DEVICE
+from thorough import thorough_after
 
 import minikv
 from minikv import Engine, EngineConfig
@@ -39,7 +40,7 @@ def test_the_bundled_model_says_what_the_oracle_says():
         assert out.token_ids == lm.generate_naively(prompt, 5)
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen2-window", "qwen3"])
+@pytest.mark.parametrize("name", thorough_after(1, ["qwen2-window", "mistral", "qwen3"]))
 def test_windows_and_other_architectures(name, checkpoint):
     lm = minikv.load(checkpoint(name).folder, device=DEVICE)
     prompts = [list(range(3, 3 + n)) for n in (2, 11)]

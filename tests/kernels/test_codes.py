@@ -160,6 +160,7 @@ def test_which_steps_can_be_recorded(llama):
         lm = minikv.load(llama.folder, device=DEVICE)
         engine = Engine(lm, dataclasses.replace(config, kv_dtype=kv_dtype))
         assert engine.attention.recordable == (kv_dtype != "int4")
+    assert not Engine(lm, dataclasses.replace(config, attention="torch")).attention.recordable
 
 
 def test_padding_of_a_recorded_batch(tinypy):

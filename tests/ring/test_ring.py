@@ -6,7 +6,8 @@ import random
 
 import pytest
 import torch
-from helpers import with_windows
+from helpers import ARCHITECTURES, with_windows
+from thorough import thorough_after
 
 import minikv
 from minikv.ring import (
@@ -152,6 +153,9 @@ def test_every_architecture_and_position(pair, contiguous):
     close(torch.cat(rows), pair.lm.logits(prompt))
 
 
+@pytest.mark.parametrize(
+    "pair", thorough_after(3, ["tinypy", *reversed(ARCHITECTURES)]), indirect=True
+)
 def test_greedy_tokens_equal_the_oracle_until_the_ring_is_full(pair):
     [prompt] = pair.prompts(20)
     new = generate_with_ring(pair.lm, RingCache(pair.lm.config, 51), prompt, 32)

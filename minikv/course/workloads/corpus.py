@@ -1,6 +1,7 @@
 """The text that tinypy is trained on, and the text that it has never seen."""
 
 import hashlib
+import os
 import sysconfig
 from functools import cache
 from pathlib import Path
@@ -26,12 +27,14 @@ def read_corpus() -> Corpus:
     for every Python version.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    corpus = Corpus([], [])
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).parts
-        if SKIPPED_FOLDERS.intersection(parts) or parts[0].startswith("_sysconfigdata"):
+    corpus, paths = Corpus([], []), []
+    for folder, folders, files in os.walk(root):
+        folders[:] = set(folders) - SKIPPED_FOLDERS  # never entered: most files are there
+        paths += [Path(folder, file) for file in files if file.endswith(".py")]
+    for path in sorted(paths):
+        name = path.relative_to(root).parts[0].removesuffix(".py")
+        if name.startswith("_sysconfigdata"):
             continue
-        name = parts[0].removesuffix(".py")
         held_out = hashlib.sha256(name.encode()).digest()[0] < 14
         text = path.read_text(encoding="utf-8", errors="ignore")
         (corpus.held_out if held_out else corpus.train).append(text)
