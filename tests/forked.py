@@ -121,6 +121,7 @@ def serve(ours: int) -> None:
     interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
     while (received := socket.recv_fds(asked, 1 << 18, 4))[0]:
         if os.fork() == 0:
+            asked.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, interrupted)
             return become(*pickle.loads(received[0]), *received[1])
