@@ -5,14 +5,13 @@ import gc
 import os
 import re
 import sys
-from pathlib import Path
 
+import psutil
 import pytest
-from forked_kernels import Kernels
+from forked import Kernels
 from hypothesis import HealthCheck, settings
 
-# Behind the notebooks, files that take longest, in this order. Then the others, and last the one
-# whose tests are dealt out in the smallest parts.
+# Behind the notebooks, files that take longest; then others, and the one of the smallest parts.
 LONGEST = (
     "test_jupyterlab", "test_serve_ray", "test_speculative", "test_bench", "test_journey",
     "test_openai", "test_app", "test_grade", "test_containment", "test_lab", "test_codes",
@@ -23,26 +22,20 @@ LONGEST = (
 )  # fmt: skip
 LAST = "test_four_ways"
 
-# Every tensor here is small: threads would only wait for each other, and on a busy machine long.
-# This is for the processes that tests start, and for the kernels of notebooks.
+# Every tensor of tests, and of what they start, is small: threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# oneDNN keeps the machine code for each number of rows that a layer has met, and torch what it has
-# made of it: after a hundred numbers 300 MB, and a worker meets hundreds.
+# oneDNN and torch keep machine code for each number of rows: after a hundred numbers 300 MB.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 os.environ.setdefault("LRU_CACHE_CAPACITY", "128")
-# No test looks at a time, and nearly every notebook ends with a table that measures the rungs of
-# all chapters before it: what notebooks measure three times is measured once.
+# No test looks at a time: what the table of a notebook measures three times is measured once.
 os.environ.setdefault("MINIKV_REPEATS", "1")
 # Processor seconds for a reader's code, in notebooks too: only an endless loop takes so many.
 os.environ.setdefault("MINIKV_TIME_LIMIT", "60")
 
 # The same examples in every run, and no limit on time: a slow machine is not a failure.
+slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(
-    "minikv",
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    "minikv", derandomize=True, deadline=None, database=None, suppress_health_check=slow
 )
 settings.load_profile("minikv")
 
@@ -53,8 +46,7 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """One more than there are cores: many tests wait for a browser, a kernel or a clock. Those of
-    one chapter do not, and each worker takes seconds to begin, and 400 MB and more."""
+    """One more than there are cores: many tests wait for a browser, a kernel or a clock."""
     return (yield) + (0 if config.getoption("chapter") else 1)
 
 
@@ -68,7 +60,7 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid):
             file, _, test = nodeid.partition("::")
             if file.endswith(".ipynb") and not config.getoption("chapter"):
-                return "notebooks"  # there is one fork server
+                return "notebooks"  # a kernel may take 700 MB: one at a time
             if file.endswith("test_install.py"):
                 return nodeid  # each fills an environment of its own
             part = re.search(r"\[(\d\d\.\d)" if "four_ways" in file else r"(with \w+)\]$", test)
@@ -93,15 +85,13 @@ def is_unusual(item) -> bool:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """The longest files first, so that no worker ends with one alone; without workers, last.
-    With --chapter, keep what lies in its folder or is asked of one of its exercises, and its
-    notebook."""
+    With --chapter, keep its folder, what is asked of one of its exercises, and its notebook."""
     for item in filter(is_unusual, items):
         item.add_marker("thorough")
     number, has_workers = config.getoption("chapter"), hasattr(config, "workerinput")
     first = [".ipynb"] if number else [".ipynb", *LONGEST]
 
-    def place(item):
-        """Of a notebook its suffix decides."""
+    def place(item):  # of a notebook its suffix decides
         name = item.path.stem if item.path.suffix == ".py" else item.path.suffix
         place = first.index(name) if name in first else len(first) + (name == LAST)
         return place if has_workers else (place != len(first)) * (len(first) + 2 - place)
@@ -119,10 +109,8 @@ def pytest_collection_modifyitems(config, items):
 
 def own_memory() -> int:
     """MB that this process has for itself; 0 where the system does not tell."""
-    if not sys.platform.startswith("linux"):
-        return 0
-    _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE") >> 20
+    memory = psutil.Process().memory_info()
+    return (memory.rss - memory.shared) >> 20 if sys.platform.startswith("linux") else 0
 
 
 after_collection = 0
@@ -130,8 +118,7 @@ after_collection = 0
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item):
-    """Engines and servers are circles of objects: they stay until garbage is looked for, which is
-    seldom (`quick/sitecustomize.py`). Not so seldom that a worker has hundreds of engines. Small
+    """Engines and servers are circles of objects: they stay until garbage is looked for. Small
     pieces of memory that are free then are the system's again only if glibc is asked."""
     global after_collection
     if own_memory() > after_collection + 60:

@@ -130,16 +130,12 @@ class Metrics(Collector):
                 histogram.add_metric([self._model, engine], gaps.buckets(), gaps.sum)
             yield histogram
         stats = [(str(at), one.stats) for at, one in enumerate(engines) if one.stats]
-        for name, (text, value) in GAUGES.items():
-            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=labels)
-            for engine, one in stats:
-                gauge.add_metric([self._model, engine], value(one))
-            yield gauge
-        for name, (text, value) in COUNTERS.items():
-            counter = CounterMetricFamily(f"vllm:{name}", text, labels=labels)
-            for engine, one in stats:
-                counter.add_metric([self._model, engine], value(one))
-            yield counter
+        for kind, figures in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
+            for name, (text, value) in figures.items():
+                family = kind(f"vllm:{name}", text, labels=labels)
+                for engine, one in stats:
+                    family.add_metric([self._model, engine], value(one))
+                yield family
         for part, names in (("speculation", SPECULATION), ("states", STATES)):
             for name, (text, field) in names.items():
                 counter = CounterMetricFamily(f"vllm:{name}", text, labels=labels)

@@ -7,6 +7,7 @@ from being read; the lines are named on every machine.
 
 import gc
 import os
+import subprocess
 import types
 from importlib import import_module
 
@@ -235,6 +236,7 @@ def test_code_reads_no_answers_and_nothing_of_anybodys(tmp_path, monkeypatch):
         return grade.grade_file(GROW.id, text.encode())["printed"]
 
     process._dismiss()
+    monkeypatch.setattr(process, "subprocess", subprocess)  # a starter that is not forked
     with monkeypatch.context() as without:
         without.setenv("MINIKV_WITHOUT", "landlock")
         assert "another's" in printed()  # by a process that began so, and is asked again

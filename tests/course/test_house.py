@@ -314,7 +314,6 @@ CLOCKS = {"sleep", "monotonic", "perf_counter", "process_time", "thread_time"}
 MAY_KNOW_THE_TIME = {  # file of tests/: why
     "waiting.py": "here all tests wait, for events",
     "delays.py": "it slows tests down",
-    "preloaded.py": "stands in for subprocess, and waits for a process as that does",
     "store_case.py": "a line to a store, as slow as a test wants it",
     "gpu/run.py": "measures on a GPU, and has a time for each part",
     "course/test_lab.py": "the time at which its clock stands still",

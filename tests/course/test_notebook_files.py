@@ -496,12 +496,6 @@ def test_navigation_links_its_neighbours_and_the_exercises(exercises, monkeypatc
         ladder.navigation(77)
 
 
-def test_letters_never_repeat_where_colours_do():
-    letters = [style.letter(i) for i in range(100)]
-    assert len(set(letters)) == 100 and letters[:2] == ["A", "B"]
-    assert style.color(0) == style.color(len(style.PALETTE))
-
-
 def test_neighbouring_colours_differ_in_grey():
     grey = []
     for color in style.PALETTE:

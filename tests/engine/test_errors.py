@@ -181,6 +181,7 @@ def test_amounts_and_places(value):
     table.grow(5)
     calls = {
         "num_tokens": lambda: table.grow(value),
+        "num_tokens ?": lambda: table.shrink(value),
         "num_blocks": lambda: cache.evict(value),
         "index": lambda: table.replace(value, 0),
         "position": lambda: table.writable_slot(value),

@@ -1,8 +1,4 @@
-"""In place of a package that JupyterLab brings along, while `make test` runs.
-
-To import that one builds a grammar for addresses: two seconds of processor time in every process
-that reads a notebook. jsonschema, which imports it, does without, and notebooks have no addresses
-that it would look at.
-"""
+"""In place of a package of JupyterLab's, in `make test`: that builds a grammar for addresses, two
+seconds in every process that reads a notebook. jsonschema, which imports it, does without."""
 
 raise ImportError

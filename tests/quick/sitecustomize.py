@@ -1,8 +1,5 @@
-"""What Python does first in every process of `make test`: it is told to look for garbage seldom.
-
-Nearly all that a process makes stays to its end, and at its end the system takes all memory back.
-To import torch and end costs a quarter less then, and hundreds of processes do that.
-"""
+"""Every process of `make test` looks for garbage seldom: nearly all that it makes stays to its end,
+when the system takes all memory back. To import torch and end costs a quarter less so."""
 
 import atexit
 import gc

@@ -24,10 +24,11 @@ import torch
 
 import minikv
 from minikv.cluster.routing import EVERY_POLICY, ByOwnPrefix, LeastLoaded, Name, Router
-from minikv.cluster.simulate import Arrival, Blocks, FleetReport, NetworkLink, StepSeconds, simulate
+from minikv.cluster.simulate import Arrival, FleetReport, NetworkLink, StepSeconds, simulate
 from minikv.course.arguments import positive
 from minikv.course.bench.harness import Aim, BenchTable
 from minikv.course.chapters.ch07_radix_prefix_cache.block_ids import ids_of_jobs, ids_of_trace
+from minikv.course.chapters.ch13_distributed_kv.fleet import best_hit_rate
 from minikv.course.workloads.timing import timed
 from minikv.course.workloads.workload import Job, conversations, read_trace
 from minikv.language_model import LanguageModel
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> BenchTable:
         costs = costs_of_an_h100(mean(one.num_tokens for one in arrivals))
         note, per_token = "by data sheet, not measured", BYTES_PER_TOKEN
     link = NetworkLink(1e-3, NETWORK, block_size * per_token)
-    best = hit_rate_of_one_cache(arrivals)
+    best = best_hit_rate(arrivals)
     table = BenchTable("cluster: many workers, simulated", repeats=1)
     table.notes += [
         f"{len(arrivals):,} requests in blocks of {block_size}; one cache without a bound finds "
@@ -225,11 +226,3 @@ def arrivals_of_jobs(jobs: list[Job]) -> list[Arrival]:
         session = names[SYSTEM // BLOCK] if len(names) > SYSTEM // BLOCK else None
         arrivals.append(Arrival(job.arrival, names, len(job.prompt_ids), job.max_tokens, session))
     return arrivals
-
-
-def hit_rate_of_one_cache(arrivals: list[Arrival]) -> float:
-    blocks, hits = Blocks(), 0
-    for arrival in arrivals:
-        hits += blocks.hits(arrival.names)
-        blocks.put(arrival.names)
-    return hits / max(1, sum(len(arrival.names) for arrival in arrivals))

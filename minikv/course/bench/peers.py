@@ -1,5 +1,6 @@
 """The same weights on both sides: an engine's model, and the `transformers` model beside it."""
 
+import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 import minikv
+from minikv.course.bench.harness import random_ids
 from minikv.language_model import LanguageModel
 
 SHAPES: dict[str, dict[str, Any]] = {  # made here, with random weights
@@ -94,12 +96,9 @@ def generate_batch(
 
 
 def random_prompts(lm: LanguageModel, lengths: Sequence[int], seed: int) -> list[list[int]]:
-    """Prompts without a common prefix. Token 0 ends text, or pads it: it is left out."""
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randint(1, lm.config.vocab_size, (length,), generator=generator).tolist()
-        for length in lengths
-    ]
+    """Prompts without a common prefix."""
+    draw = random.Random(seed)
+    return [random_ids(lm, draw, length) for length in lengths]
 
 
 def engine_for(lm: LanguageModel, lengths: Sequence[int], **settings: Any) -> minikv.Engine:

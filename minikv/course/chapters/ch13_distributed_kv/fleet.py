@@ -42,7 +42,7 @@ def best_hit_rate(arrivals: Sequence[Arrival]) -> float:
     for one in arrivals:
         hits += blocks.hits(one.names)
         blocks.put(one.names)
-    return hits / sum(len(one.names) for one in arrivals)
+    return hits / max(1, sum(len(one.names) for one in arrivals))
 
 
 def fleet(
