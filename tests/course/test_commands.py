@@ -114,30 +114,26 @@ def test_control_c_ends_a_command_that_still_imports(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("argument", "folder", "safe", "handler", "changed"),
+    ("argument", "folder", "safe", "handler", "leaves", "ends"),
     [
-        ("-m", ROOT.parent, False, signal.default_int_handler, [True, True]),
-        ("-m", ROOT, False, signal.default_int_handler, [False, True]),
-        ("-m", "/", True, signal.SIG_IGN, [False, False]),
-        ("/bin/minikv", "/", False, signal.default_int_handler, [False, True]),
-        ("/bin/pytest", "/", False, signal.default_int_handler, [False, False]),
+        ("-m", ROOT.parent, False, signal.default_int_handler, 1, 1),
+        ("-m", ROOT, False, signal.default_int_handler, 0, 1),
+        ("-m", "/", True, signal.SIG_IGN, 0, 0),
+        ("/bin/minikv", "/", False, signal.default_int_handler, 0, 1),
+        ("/bin/pytest", "/", False, signal.default_int_handler, 0, 0),
     ],
 )
-def test_only_a_program_changes_path_and_control_c(
-    argument, folder, safe, handler, changed, monkeypatch
-):
-    path = [str(folder), "/lib"]
-    for name, value in {"argv": [argument, "check"], "path": list(path)}.items():
+def test_what_a_program_changes(argument, folder, safe, handler, leaves, ends, monkeypatch):
+    """Whether the folder leaves the path, and whether Control-C ends it at once."""
+    path, told = [str(folder), "/lib"], []
+    flags = SimpleNamespace(safe_path=safe)
+    for name, value in dict(argv=[argument, "check"], path=path.copy(), flags=flags).items():
         monkeypatch.setattr(sys, name, value)
-    monkeypatch.setattr(sys, "flags", SimpleNamespace(safe_path=safe))
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        exec(Path(program.__file__).read_text(), {"__file__": program.__file__})
-        after = signal.getsignal(signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert sys.path == path[changed[0] :]
-    assert after is (signal.SIG_DFL if changed[1] else handler)
+    monkeypatch.setattr(signal, "getsignal", {signal.SIGINT: handler}.get)
+    monkeypatch.setattr(signal, "signal", lambda *both: told.append(both))
+    exec(Path(program.__file__).read_text(), {"__file__": program.__file__})
+    assert sys.path == path[leaves:]
+    assert told == [(signal.SIGINT, signal.SIG_DFL)] * ends
 
 
 @pytest.mark.thorough
