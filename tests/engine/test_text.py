@@ -62,15 +62,13 @@ def test_who_stops_a_tokenizer_is_told_nothing_of_the_text(llama, error):
 # ── A text in pieces ──────────────────────────────────────────────────────────
 
 
-def pieces(rng, lm, ids, stop=()):
+def pieces(rng, lm, ids):
     """What a reader gets who comes after some tokens, each time; and what each output says."""
     so_far, at = SoFar(), 0
     while at < len(ids):
         at = min(len(ids), at + rng.choice((1, 1, 2, 5)))
         reason = "length" if at == len(ids) else None
-        one = SimpleNamespace(
-            token_ids=ids[:at], finish_reason=reason, stop=stop, decode=lm.text_of
-        )
+        one = SimpleNamespace(token_ids=ids[:at], finish_reason=reason, stop=(), decode=lm.text_of)
         yield so_far.news(one).text, SampleOutput.text.fget(one)
 
 

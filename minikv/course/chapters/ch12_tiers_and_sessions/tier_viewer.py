@@ -10,7 +10,7 @@ engine's tiers say. A block may be in several; its colour is that of the fastest
 below it say all. A `TierSnapshot` is plain data, so a test can ask it.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,13 +48,6 @@ class TierSnapshot:
         return ". ".join(parts) + "."
 
 
-def tiers_of(engine: Any, token_ids: Sequence[int], salt: Hashable = None) -> list[tuple[str, ...]]:
-    """For each whole block of a text, the tiers that have it, the fastest first; of those that are
-    drawn here."""
-    everywhere = engine.tiers.everywhere(token_ids, salt)
-    return [tuple(tier for tier in tiers if tier in TIERS) for tiers in everywhere]
-
-
 def box_of(tiers: Sequence[str], text: str = "", **more: Any) -> Box:
     """A block in the colour of its fastest tier."""
     if not tiers:
@@ -87,10 +80,10 @@ class TierHistory(BoxRecording):
         ends: dict[Place, tuple[str, ...]] = {}
         for name, token_ids in texts.items():
             place: Place = (None,)
-            for i, tiers in enumerate(tiers_of(self.engine, token_ids)):
+            for i, tiers in enumerate(self.engine.tiers.everywhere(token_ids)):
                 key = tuple(token_ids[i * size : (i + 1) * size])
                 place = (*place, key)
-                blocks[place] = tiers
+                blocks[place] = tuple(tier for tier in tiers if tier in TIERS)  # that are drawn
                 told[place] = shown(self.engine.lm.decode(list(key)))
             ends[place] = (*ends.get(place, ()), name)
         return self.keep(TierSnapshot(words, blocks, told, ends))
