@@ -101,13 +101,13 @@ def _copy_weights(transformer: Transformer) -> Weights:
     head = in_panels(plain(transformer.head.weight))
     if head.dtype == np.uint32:
         vars(transformer)["head"] = InPanels(head[None], config.vocab_size, None)
-    rope, num_norms = transformer.rope_table, 0
+    rope, apart = transformer.rope_table, list[Any]()  # layers whose norms are in no matrix
     if rope.dtype != torch.float32:
-        rope, num_norms = rope_table(config), len(layers)  # not rounded to 16 bits
-    apart = [norm for layer in layers[:num_norms] for norm in (layer.norm_1, layer.norm_2)]
+        rope, apart = rope_table(config), layers  # not rounded to 16 bits
     return Weights(
         embedding=plain(transformer.embedding),
-        norms=stack(map(norm_weight, apart)), norm=norm_weight(transformer.norm), head=head,
+        norms=stack(norm_weight(one) for layer in apart for one in (layer.norm_1, layer.norm_2)),
+        norm=norm_weight(transformer.norm), head=head,
         q_norm=norms("q_norm"), k_norm=norms("k_norm"),
         rope=plain(rope),
         windows=np.array([window or 0 for window in config.windows]),
