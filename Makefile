@@ -151,7 +151,7 @@ export ADDED
 
 ifdef CHAPTER
 test: setup
-	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) $(NBVAL) --chapter=$(CHAPTER) tests/course \
+	@PYTHONPATH="$(QUICK)" $(PYTEST) $(PARALLEL) $(NBVAL) --chapter=$(CHAPTER) tests/course \
 		notebooks/$(CHAPTER)_*.ipynb
 else
 # The long part begins when the kernels of the CPU are compiled, and not at all if lint has failed.
@@ -207,9 +207,9 @@ $(AIPERF)/installed: $(CLASS)/installed
 
 test-class: $(CLASS)/installed $(AIPERF)/installed
 	@echo "== A class: nbgrader's round trip, a hub; clients of the server, other people's caches"
-	@PATH="$(CURDIR)/$(BIN):$(CURDIR)/$(CLASS)/node_modules/.bin:$$PATH" PYTHONPATH=$(QUICK) \
-		JUPYTER_PATH=$(CURDIR)/.venv/share/jupyter \
-		MINIKV_AIPERF=$(CURDIR)/$(AIPERF)/bin/aiperf $(CLASS)/bin/python -m pytest --durations=5 \
+	@PATH="$(CURDIR)/$(BIN):$(CURDIR)/$(CLASS)/node_modules/.bin:$$PATH" PYTHONPATH="$(QUICK)" \
+		JUPYTER_PATH="$(CURDIR)/.venv/share/jupyter" \
+		MINIKV_AIPERF="$(CURDIR)/$(AIPERF)/bin/aiperf" $(CLASS)/bin/python -m pytest --durations=5 \
 		$(IN_CLASS) $(PEERS) || [ $$? = 5 ]  # 5: all is skipped
 
 IN_CLASS := tests/classroom tests/serving/test_clients.py tests/ring/test_ring_peer.py
@@ -222,14 +222,14 @@ SUITE := $(NBVAL) $(MARKED) $(addprefix --ignore=,tests/install tests/site $(IN_
 units: environment
 	@echo "== Unit, property and parity tests; a page in a browser; notebooks: every stored output is"
 	@echo "   what the code prints"
-	@PYTHONPATH=$(QUICK) MALLOC_MMAP_THRESHOLD_=4194304 \
+	@PYTHONPATH="$(QUICK)" MALLOC_MMAP_THRESHOLD_=4194304 \
 		$(PYTEST) $(PARALLEL) -o faulthandler_timeout=900 \
 		-o faulthandler_exit_on_timeout=true $(SUITE)
 
 # What a busy machine, a slow disk and a slow store may bring about.
 test-delays: environment
 	@echo "== Servers, clusters and tiers that are put to sleep at random moments"
-	@PYTHONPATH=$(QUICK):$(CURDIR)/tests $(PYTEST) -p delays $(PARALLEL) -m "not thorough" \
+	@PYTHONPATH="$(QUICK):$(CURDIR)/tests" $(PYTEST) -p delays $(PARALLEL) -m "not thorough" \
 		$(addprefix --ignore=,$(IN_CLASS) tests/cluster/test_serve_ray.py) \
 		$(addprefix --ignore=,tests/tiers/test_tiers_interrupts.py) \
 		tests/serving tests/cluster tests/tiers
@@ -265,7 +265,7 @@ $(COMPILED): $(STAMP) $(wildcard $(patsubst %,minikv/%/*.py,cpu quant groups sta
 # Python's own files of all that tests import: workers that begin at once would each make them all.
 IMPORTED := .venv/imported
 $(IMPORTED): $(STAMP) | doctor $(DISTRIBUTED)
-	@PYTHONPATH=$(QUICK) $(PYTEST) --collect-only --quiet $(SUITE) > /dev/null; touch $@
+	@PYTHONPATH="$(QUICK)" $(PYTEST) --collect-only --quiet $(SUITE) > /dev/null; touch $@
 
 environment: $(IMPORTED) $(COMPILED)
 

@@ -3,6 +3,8 @@
 import ast
 import io
 import re
+import shlex
+import subprocess
 import tokenize
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -446,3 +448,16 @@ def test_a_circle_is_found_though_an_import_is_lazy():
 def test_a_relative_import_is_refused():
     with pytest.raises(AssertionError, match="in full"):
         imports_of("minikv.a", "from . import b", {"minikv.b"})
+
+
+def test_a_blank_in_the_path_separates_no_words(tmp_path):
+    place = tmp_path / "a blank"
+    place.mkdir()
+    for name in ("Makefile", "constraints.txt", "pyproject.toml", "docs"):
+        (place / name).symlink_to(ROOT / name)
+    goals = ["units", "test-class", "test-delays", "site", "slides", "notebooks", "gpu"]
+    printed = subprocess.check_output(["make", "-n", *goals], cwd=place, text=True)
+    lines = [line for line in printed.replace("\\\n", " ").splitlines() if str(place) in line]
+    words = [word for line in lines for word in shlex.split(line)]
+    assert len(lines) > 3 and f"PYTHONPATH={place}/tests/quick" in words
+    assert not [word for word in words if word.startswith("blank")], "quote what holds the path"
