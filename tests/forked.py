@@ -155,5 +155,7 @@ def become(command, env, cwd, ray, source, sink, server, line) -> None:
         sys.modules["ray"] = None
     if is_kernel:  # it ends with who has asked; a judge does when its stdin ends
         Thread(target=lambda: (asker.recv(1), os._exit(1)), daemon=True).start()
+    else:
+        to_server.close()  # a reader's code may write into every open file
     sys.argv = command[command.index("-m") + 1 :]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
