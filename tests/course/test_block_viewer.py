@@ -356,6 +356,7 @@ def test_token_texts_keep_apart(panels):
 def test_a_sequence_keeps_its_colour_everywhere():
     assert [scene.number_of(style.letter(index)) for index in range(80)] == list(range(80))
     assert style.color(0) == style.color(len(style.PALETTE))
+    assert len(letters := [style.letter(i) for i in range(100)]) == len(set(letters))
 
 
 def test_what_fills_blocks_can_be_told_apart_in_grey():

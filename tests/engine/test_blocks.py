@@ -59,6 +59,9 @@ def test_unknown_blocks(method, block_id):
 def test_release_gives_everything_back_last_block_first():
     pool = BlockPool(3)
     table = BlockTable(pool, 2)
+    with pytest.raises(OutOfBlocks, match="blocks needed: 4, free: 3"):
+        table.grow(7)  # all or nothing
+    assert (table.block_ids, table.num_tokens, pool.num_free) == ([], 0, 3)
     table.grow(6)
     first = table.block_ids[0]
     table.release()
@@ -66,6 +69,23 @@ def test_release_gives_everything_back_last_block_first():
     assert pool.allocate() == first
     table.release()  # nothing left to give back
     assert pool.num_free == 2
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_shrink_keeps_exactly_the_blocks_that_have_a_token_left(size):
+    pool = BlockPool(6)
+    table = BlockTable(pool, size)
+    table.grow(6)
+    blocks = list(table.block_ids)
+    for left in (5, 4, 3, 2, 1, 0):
+        table.shrink(1)
+        table.shrink(0)
+        for wrong in (-1, left + 1):  # changes nothing
+            with pytest.raises(ValueError, match=r"^num_tokens: "):
+                table.shrink(wrong)
+        kept = blocks[: -(-left // size)]
+        assert (table.num_tokens, table.block_ids, pool.num_free) == (left, kept, 6 - len(kept))
+    assert pool.allocate() == blocks[0]  # the last one that was released
 
 
 @pytest.mark.parametrize("position", [-1, 5, 7, 100])
@@ -205,7 +225,8 @@ def test_the_backend_equals_naive_attention(llama, counts, block_size, window):
 
 
 @given(
-    lens=st.lists(st.integers(1, 200), min_size=1, max_size=9), block_size=st.sampled_from([1, 16])
+    lens=st.lists(st.integers(1, 200), min_size=1, max_size=9),
+    block_size=st.sampled_from([1, 16]),
 )
 @example(lens=[4, 8], block_size=1)
 @example(lens=[4, 9], block_size=1)

@@ -465,7 +465,7 @@ assert len(helpers._pool) == 1
 
 @pytest.mark.thorough
 def test_an_interpreter_ends_right_after_a_step():
-    """Its helper still waits in compiled code for the next step, and must end before it."""
+    """Its helper still waits in compiled code, and must end before the interpreter does."""
     for _ in range(30):
         done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
