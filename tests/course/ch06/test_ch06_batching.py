@@ -41,7 +41,7 @@ def jobs(lm):
     """Ten requests of two groups; the first three are there at once, the rest come one by one."""
     drawn = shared_prompts(lm, 10, groups=2, shared=32, seed=3)
     return [
-        job._replace(max_tokens=min(18, job.max_tokens), arrival=max(0, index - 2) * 0.005)
+        job._replace(max_tokens=min(12, job.max_tokens), arrival=max(0, index - 2) * 0.005)
         for index, job in enumerate(drawn)
     ]
 
@@ -54,8 +54,8 @@ def comparison(lm, jobs):
 @pytest.fixture(scope="module")
 def squeezed(lm, jobs):
     """The same with a pool that is too small, both ways."""
-    longer = [job._replace(max_tokens=40, arrival=0.0) for job in jobs]
-    config = EngineConfig(max_num_seqs=6, num_blocks=20, prefix_cache=False)
+    longer = [job._replace(max_tokens=30, arrival=0.0) for job in jobs]
+    config = EngineConfig(max_num_seqs=6, num_blocks=16, prefix_cache=False)
     ways = {"recompute": {}, "swap": {"preemption": "swap", "host_blocks": 40}}
     return compare(lm, longer, config, ways, oracle=1)
 
