@@ -127,6 +127,7 @@ def test_a_request_that_kills_its_workers_is_given_up(tinypy):
         assert len(tokens(front.submit([5, 6, 7], SamplingParams(3, ignore_eos=True)))) == 3
 
 
+@pytest.mark.thorough
 def test_text_that_a_client_has_is_not_sent_twice(tinypy):
     params = SamplingParams(max_tokens=40, stop=("return",), ignore_eos=True)
     [expected] = Engine(tinypy.lm, CONFIG).generate(["def fib(n):"], params)

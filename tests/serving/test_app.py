@@ -823,6 +823,7 @@ def test_a_page_of_elsewhere_does_not_drive_a_server_without_keys(open_to_all, h
     assert page.status_code == (200 if is_named else 403)
 
 
+@pytest.mark.thorough
 def test_garbage_is_looked_for_among_what_requests_make(tinypy):
     """What a process had before is set apart from it; behind the end only if it was so before."""
     gc.freeze()
