@@ -192,7 +192,7 @@ def test_held_and_cached_are_told_from_free():
 
 @pytest.mark.parametrize(
     ("pool", "tables", "warning"),
-    [
+    thorough_after(2, [
         (AnyPool(1, 0), {"A": AnyTable([0, 1], 7)}, "block 1: free, yet in the table of A"),
         (
             AnyPool(1),
@@ -204,8 +204,8 @@ def test_held_and_cached_are_told_from_free():
         (AnyPool(0), {"A": AnyTable([5], 1)}, "A: names block 5, which the pool does not have"),
         (AnyPool(1), {"A": AnyTable([0], 6)}, "A: 6 tokens, but room for 4"),
         (AnyPool(0, 0, num_free=1), {}, "the pool says 1 are free, but 2 have count 0"),
-    ],
-)
+    ]),
+)  # fmt: skip
 def test_a_bug_is_said_and_drawn(pool, tables, warning):
     history = History(pool)
     step = history.snap("a <bug>", tables)

@@ -14,6 +14,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
 from nbconvert import HTMLExporter
 from nbval.plugin import get_sanitize_patterns
+from thorough import thorough_after
 
 from minikv.course.pictures import style
 
@@ -104,7 +105,7 @@ def test_letters_can_be_read_on_a_narrow_page_and_titles_stay_inside():
     assert [word for word in words if word.pixels < 9 or not word.inside] == []
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem[:2])
+@pytest.mark.parametrize("path", thorough_after(4, NOTEBOOKS), ids=lambda path: path.stem[:2])
 def test_in_stored_figures_letters_can_be_read_and_stay_inside(path):
     """Of each picture and of each film's first frame. Exponents and pixels are not looked at."""
     text = path.read_text(encoding="utf-8")

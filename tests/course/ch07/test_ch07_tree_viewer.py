@@ -298,7 +298,7 @@ def broken_cache(**how):
 
 @pytest.mark.parametrize(
     ("how", "holders", "warning"),
-    [
+    thorough_after(2, [
         ({"counts": [1, 0, 0, 0]}, {}, "block 1: free, yet in the tree"),
         ({"block": 0}, {}, "block 0: 2 times in the tree"),
         ({}, {"A": [0]}, "block 0: count 1, but held by the tree and A"),
@@ -306,8 +306,8 @@ def broken_cache(**how):
         ({"locks": 2}, {}, "the node of block 1 is locked by 2, its parent by 0"),
         ({"keys": []}, {}, "a node of 0 keys and 1 block"),
         ({"lost": True}, {}, "1 node not below any root"),
-    ],
-)
+    ]),
+)  # fmt: skip
 def test_a_bug_is_said_and_drawn(how, holders, warning):
     history = TreeHistory(broken_cache(**how))
     step = history.snap("a <bug>", holders=holders)
