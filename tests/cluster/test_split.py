@@ -109,7 +109,7 @@ def test_no_request_is_lost_though_workers_of_both_kinds_die(tinypy, monkeypatch
     assert_all_is_free(workers)
 
 
-@pytest.mark.parametrize("lost", thorough_after(1, ["the object", "the weights", "the room"]))
+@pytest.mark.parametrize("lost", thorough_after(0, ["the object", "the weights", "the room"]))
 def test_what_cannot_be_taken_over_is_computed(tinypy, lost):
     prompts, params = long_prompts(tinypy.lm, 6), params_of(6)
     workers = [Fragile(tinypy.lm) for _ in range(2)]

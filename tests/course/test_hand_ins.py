@@ -270,6 +270,7 @@ def test_two_plans_come_along(name, weeks):
         plans.read("seven_weeks")
 
 
+@pytest.mark.thorough
 def test_progress_follows_the_plan_in_the_readers_folder(exercises, tmp_path, plan):
     assert start.run(Namespace(folder=tmp_path, route=None, no_lab=True, plan="six_weeks")) == 0
     assert len(routes.chosen().weeks) == 6

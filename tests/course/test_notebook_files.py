@@ -404,6 +404,7 @@ def test_shows_itself_with_words(timeline):
     assert "5 decode bars" in timeline.describe()
 
 
+@pytest.mark.thorough
 def test_the_slider_moves_the_picture_and_the_text(timeline):
     player = timeline.widget()
     seen = []

@@ -130,7 +130,7 @@ def test_the_alt_text_is_in_an_exported_page():
     assert image["alt"] == "A line: it's 1 & 2 < 3." and "No description" not in page
 
 
-@pytest.mark.parametrize("marks", [3, 4])
+@pytest.mark.parametrize("marks", thorough_after(1, [3, 4]))
 def test_nbval_compares_the_words_and_not_the_bytes(marks):
     patterns = get_sanitize_patterns((Path(__file__).parents[1] / "nbval.cfg").read_text())
     first, second = picture().html(), picture(marks).html()

@@ -79,7 +79,7 @@ def test_no_part_of_a_stop_string_is_sent(tinypy, by, stop):
     assert not any(one in whole for one in stop)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", thorough_after(1, [True, False]))
 def test_a_stop_string_that_is_a_special_token_stops(tinypy, stream):
     """No text has it."""
     data = json.loads(tinypy.lm.tokenizer.to_str())
@@ -416,7 +416,7 @@ def test_of_too_many_connections_the_one_goes_that_has_waited_the_longest(tinypy
             one.close()
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", thorough_after(1, [True, False]))
 def test_a_client_of_http_1_0_is_sent_no_chunks(tinypy, stream):
     """An answer whose length is not known ends with the connection."""
     asked = {"prompt": "def f(", "max_tokens": 5}
@@ -666,11 +666,8 @@ def test_who_may_wait_for_room_is_decided_by_how_fast_others_end():
     assert idle.enter("a", 9.0, 1, now=0) == 0  # alone
     assert idle.enter("b", 0.1, 1, now=0) == 1  # more than a crowd, and nothing is known
     quiet = Room(30, crowd=8)
-    assert [quiet.enter(name, 1, 1, now) for name, now in (("a", 0), ("b", 0), ("c", 31))] == [
-        0,
-        0,
-        1,
-    ]  # nobody has ended for 31 s
+    found = [quiet.enter(name, 1, 1, now) for name, now in (("a", 0), ("b", 0), ("c", 31))]
+    assert found == [0, 0, 1]  # nobody has ended for 31 s
 
 
 @pytest.mark.thorough
@@ -826,6 +823,7 @@ def test_a_page_of_elsewhere_does_not_drive_a_server_without_keys(open_to_all, h
     assert page.status_code == (200 if is_named else 403)
 
 
+@pytest.mark.thorough
 def test_garbage_is_looked_for_among_what_requests_make(tinypy):
     """What a process had before is set apart from it; behind the end only if it was so before."""
     gc.freeze()

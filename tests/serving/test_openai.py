@@ -269,13 +269,13 @@ def test_a_bias_forbids_or_forces_a_token(client, expected, tinypy, n):
         assert all(told(choice.token_ids) for choice in found.choices)
 
 
-@pytest.mark.parametrize("messages", [
+@pytest.mark.parametrize("messages", thorough_after(2, [
     [{"role": "system", "content": "import os"}, {"role": "user", "content": PROMPT}],
     [{"role": "user", "content": [{"type": "text", "text": "import os"}]},
      {"role": "assistant", "content": None}, {"role": "user", "content": PROMPT, "name": "ann"}],
     [{"role": "user", "content": "import os"}, {"role": "assistant"},
      {"role": "user", "content": PROMPT}],
-])  # fmt: skip
+]))  # fmt: skip
 def test_messages_of_every_form(client, expected, messages):
     found = client.chat.completions.create(model="tinypy", messages=messages, max_tokens=9)
     text = "import os\n" + ("\n" if len(messages) == 3 else "") + PROMPT + "\n"
@@ -299,7 +299,7 @@ def test_a_chat_without_a_limit_may_fill_the_context(client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize("is_chat", thorough_after(1, [True, False]))
 def test_usage_and_cached_tokens(client, stream, is_chat):
     text = f"# {stream} {is_chat}\n" + "import os\n" * 20
     usages = []
@@ -429,7 +429,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("stream", thorough_after(1, [False, True]))
-@pytest.mark.parametrize(("kind", "given", "error", "says"), REFUSED)
+@pytest.mark.parametrize(("kind", "given", "error", "says"), thorough_after(24, REFUSED))
 def test_errors_by_their_type(client, kind, given, error, says, stream):
     if kind == C:
         create, usual = client.completions.create, {"prompt": PROMPT}

@@ -48,7 +48,7 @@ def jobs(lm):
 
 @pytest.fixture(scope="module")
 def comparison(lm, jobs):
-    return compare(lm, jobs, SMALL, repeats=2, oracle=3)
+    return compare(lm, jobs, SMALL, repeats=2, oracle=2)
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +64,11 @@ def squeezed(lm, jobs):
 
 
 def test_every_way_gives_the_tokens_of_the_oracle(lm, jobs, comparison):
-    expected = [lm.generate_naively(job.prompt_ids, job.max_tokens) for job in jobs[:4]]
+    expected = [lm.generate_naively(job.prompt_ids, job.max_tokens) for job in jobs[:2]]
     for runs in comparison.runs.values():
         for run in runs:
             assert [one.job for one in run.served] == jobs
-            assert [one.token_ids for one in run.served[:4]] == expected
+            assert [one.token_ids for one in run.served[:2]] == expected
 
 
 def check_records(run: Run):
