@@ -246,20 +246,22 @@ doctor: setup
 
 # The kernels of the CPU for codes of 8 and of 4 bits, for layers with windows, for those with states,
 # and for weights of 16 bits, compiled for the tests to find: two that begin at once would both
-# compile them. In one process: what several have in common it compiles once.
-COMPILED := .venv/compiled
+# compile them. In two processes, for Numba compiles one function at a time in each.
+COMPILED := $(addprefix .venv/compiled-for-,int8-states int4-windows-bfloat16)
 define COMPILE
+import sys
 import torch
 import minikv as m
 models = {"windows": "tinypy-hybrid", "states": "tinypy-states"}
-for kind in ("int8", "int4", *models):
-    config = m.EngineConfig(64, kv_dtype="auto" if kind in models else kind)
-    m.Engine(m.load(models.get(kind, "tinypy")), config).generate([70 * [1]])
-m.Engine(m.load("tinypy", dtype=torch.bfloat16), m.EngineConfig(64)).generate([70 * [1]])
+for kind in sys.argv[1].split("-"):
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+    lm = m.load(models.get(kind, "tinypy"), dtype=dtype)
+    config = m.EngineConfig(64, kv_dtype=kind if kind in ("int8", "int4") else "auto")
+    m.Engine(lm, config).generate([70 * [1]])
 endef
 export COMPILE
-$(COMPILED): $(STAMP) $(wildcard $(patsubst %,minikv/%/*.py,cpu quant groups states)) | doctor
-	@$(BIN)/python -c "$$COMPILE"
+$(COMPILED): .venv/compiled-for-%: $(STAMP) $(wildcard $(patsubst %,minikv/%/*.py,cpu quant groups states)) | doctor
+	@$(BIN)/python -c "$$COMPILE" $*
 	@touch $@
 
 # Python's own files of all that tests import: workers that begin at once would each make them all.

@@ -195,10 +195,10 @@ def attend(
                     for t in range(to):
                         token = begin + t - first_position
                         if token < 0:
-                            exact[t, 0, 0] = open_keys[own_rows[row], head, t]
+                            write_row(open_keys[own_rows[row], head, t], exact[t, 0, 0])
                         else:
-                            exact[t, 0, 0] = new_k[first_token + token, head]
-                        exact[t, 1, 0] = block[t, 1, 0]
+                            write_row(new_k[first_token + token, head], exact[t, 0, 0])
+                        write_row(block[t, 1, 0], exact[t, 1, 0])
                 for r in range(rows):
                     at = position + r // group
                     lo = max(at + 1 - window - begin, 0) if window > 0 else 0

@@ -171,6 +171,7 @@ def test_a_server_with_keys_asks_for_one(tinypy, open_page):
         assert "5 tokens" in answer(page)[1]
 
 
+@pytest.mark.thorough
 def test_a_cluster_shows_its_workers(tinypy, open_page):
     by = Cluster(tinypy.lm, [Fragile(tinypy.lm, CONFIG) for _ in range(2)])
     with server(tinypy.lm, keys=(), served_by=by) as at:

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from thorough import thorough_after
 
 from minikv.cluster.routing import (
     EVERY_POLICY,
@@ -143,7 +144,7 @@ def test_to_wait_counts_half_of_computing_again():
             router.holders = {i: {0} for i in range(20)}
 
 
-@pytest.mark.parametrize("workers", [4, 16, 64])
+@pytest.mark.parametrize("workers", thorough_after(2, [4, 16, 64]))
 def test_what_all_prompts_share_misleads_by_prefix_and_not_by_own_prefix(workers):
     arrivals = chats(workers)
     best = best_hit_rate(arrivals)

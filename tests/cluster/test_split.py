@@ -45,7 +45,7 @@ def stats(worker):
 @pytest.mark.parametrize("kv_dtype", thorough_after(1, ["auto", "int8", "int4"]))
 def test_one_computes_and_the_other_continues(tinypy, kv_dtype):
     config = replace(CONFIG, kv_dtype=kv_dtype)
-    prompts, params = long_prompts(tinypy.lm, 20), params_of(20)
+    prompts, params = long_prompts(tinypy.lm, 10), params_of(10)
     expected = one_engine(tinypy.lm, prompts, params, config)
     workers = [Fragile(tinypy.lm, config) for _ in range(3)]
     with split(workers) as front:
@@ -53,10 +53,10 @@ def test_one_computes_and_the_other_continues(tinypy, kv_dtype):
         assert [tokens(one) for one in streams] == expected
         assert {one.worker for one in streams} == {1, 2}
         assert front.router.prefill.loads == [0] and front.router.decode.loads == [0, 0]
-    assert stats(workers[0]).generated_tokens == 2 + 20, "two at the start, one for each prompt"
+    assert stats(workers[0]).generated_tokens == 2 + 10, "two at the start, one for each prompt"
     steps = sum(one.max_tokens for one in params)
     computed = sum(stats(one).computed_tokens for one in workers[1:])
-    assert computed <= 20 * CONFIG.block_size + steps + 2 * 2, "they decode, and little else"
+    assert computed <= 10 * CONFIG.block_size + steps + 2 * 2, "they decode, and little else"
     assert_all_is_free(workers)
 
 
@@ -109,7 +109,7 @@ def test_no_request_is_lost_though_workers_of_both_kinds_die(tinypy, monkeypatch
     assert_all_is_free(workers)
 
 
-@pytest.mark.parametrize("lost", thorough_after(1, ["the object", "the weights", "the room"]))
+@pytest.mark.parametrize("lost", thorough_after(0, ["the object", "the weights", "the room"]))
 def test_what_cannot_be_taken_over_is_computed(tinypy, lost):
     prompts, params = long_prompts(tinypy.lm, 6), params_of(6)
     workers = [Fragile(tinypy.lm) for _ in range(2)]

@@ -19,7 +19,7 @@ from thorough import thorough_after
 
 from minikv.course.exercise_data.manifest import find
 from minikv.course.grading import grade
-from minikv.course.judge import containment, namespaces, process
+from minikv.course.judge import containment, namespaces, process, refused_calls
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has these fences")
 ONE = find("04.1")
@@ -273,8 +273,8 @@ def test_the_filter_refuses_what_it_names_and_nothing_that_is_needed(tmp_path):
     )
     program = tmp_path / "program.py"
     program.write_text(
-        "import fcntl, os, subprocess, threading, time\n" + HEAD
-        + "from minikv.course.judge.refused_calls import refuse\nrefuse(signals=True)\n"
+        "import fcntl, os, runpy, subprocess, threading, time\n" + HEAD
+        + f"runpy.run_path({refused_calls.__file__!r})['refuse'](signals=True)\n"
         + NEEDED + lines
     )  # fmt: skip
     done = subprocess.run([sys.executable, program], capture_output=True, text=True)

@@ -1,5 +1,6 @@
 """A broken check is told as the course's own error, to students and before a class is graded."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -20,6 +21,18 @@ PLAY = f"""
 def broken(mine, program, log):
     {WRONG}
 scenario("04.1", broken, Group("a line", [1], look="here"))
+"""
+BOTH = """
+import json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from minikv.__main__ import run
+told = []
+for arguments in json.loads(sys.argv[1]):
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        status = run(arguments)
+    told.append((status, out.getvalue(), err.getvalue()))
+print(json.dumps(told))
 """
 BY_HAND = f"""
 from minikv.course.judge.checking import check
@@ -55,25 +68,21 @@ def test_an_error_of_ours_is_not_told_as_the_students(root, tmp_path, plant):
     text = different(ONE).replace("def allocate(self)", "def allocate(self, one)")
     (tmp_path / ONE.chapter.file_name).write_text(text)
 
-    def run(*arguments):
-        more = {"PYTHONPATH": str(root), "MINIKV_EXERCISES": str(tmp_path)}
-        command = [sys.executable, "-m", "minikv", *map(str, arguments)]
-        return subprocess.run(
-            command, cwd=root, env=os.environ | more, capture_output=True, text=True
-        )
-
+    table = tmp_path / "marks.csv"
+    both = ["check", ONE.id], ["grade", str(tmp_path), "--csv", str(table), "--jobs", "1"]
+    environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{os.getenv('PYTHONPATH', '')}"}
+    environment["MINIKV_EXERCISES"] = str(tmp_path)
     place = root / HOME / file
     before = place.read_text()
     place.write_text(before.replace(*more) if isinstance(more, tuple) else f"{before}\n{more}\n")
     try:
-        check = run("check", ONE.id)
-        table = tmp_path / "marks.csv"
-        grade = run("grade", tmp_path, "--csv", table, "--jobs", "1")
+        command = [sys.executable, "-c", BOTH, json.dumps(both)]
+        said = subprocess.check_output(command, cwd=root, env=environment, text=True)
     finally:
         place.write_text(before)
-    for said in (" ".join(check.stderr.split()), grade.stderr if at_once else table.read_text()):
-        assert "the check itself is broken, and no solution is to blame" in said, grade.stdout
+    check, grade = json.loads(said)
+    for said in (" ".join(check[2].split()), grade[2] if at_once else table.read_text()):
+        assert "the check itself is broken, and no solution is to blame" in said, grade
         assert all(one in said for one in says), said
-    assert (check.returncode, check.stdout) == (2, "")
-    assert grade.returncode == (2 if at_once else 1)
+    assert check[:2] == [2, ""] and grade[0] == (2 if at_once else 1)
     assert table.exists() != at_once

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 from thorough import thorough_after
-from waiting import PATIENCE
 
 from minikv import program
 from minikv.__main__ import run
@@ -45,10 +44,10 @@ def start(*arguments):
     )
 
 
-def test_alone_it_says_where_you_stand_and_what_comes_next(exercises):
-    process = start()
-    out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, err) == (0, "")
+def test_alone_it_says_where_you_stand_and_what_comes_next(exercises, capsys):
+    assert run([]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
     following = re.match(r"\d+ of \d+ exercises passed\. Next: (\d\d\.\d+) ", out)[1]
     assert f"python -m minikv check {following}\n" in out
     assert all(re.search(rf"\n  {name}\s", out) for name in COMMANDS)
@@ -186,22 +185,12 @@ sys.exit(run(sys.argv[2:]))
 NOT_THERE = "transformers matplotlib packaging jupyterlab ipywidgets ipykernel nbconvert nbformat"
 
 
-@pytest.mark.parametrize(
-    "arguments, status, said",
-    thorough_after(
-        1,
-        [
-            ("generate def --max-tokens 2", 0, ["def"]),
-            ("bench decode --repeats 1", 2, ['needs transformers: pip install "minikv[course]"']),
-            ("serve --help", 0, ["--api-key", "--replicas"]),
-            (
-                "bench paging --repeats 1 --requests 20 --block-sizes 16 --pools 50",
-                0,
-                ["per block"],
-            ),
-        ],
-    ),
-)
+@pytest.mark.parametrize("arguments, status, said", thorough_after(1, [
+    ("generate def --max-tokens 2", 0, ["def"]),
+    ("bench decode --repeats 1", 2, ['needs transformers: pip install "minikv[course]"']),
+    ("serve --help", 0, ["--api-key", "--replicas"]),
+    ("bench paging --repeats 1 --requests 20 --block-sizes 16 --pools 50", 0, ["per block"]),
+]))  # fmt: skip
 def test_the_engine_alone(arguments, status, said):
     """`pip install minikv` brings nothing of what only the course needs."""
     command = [sys.executable, "-c", WITHOUT_THE_COURSE, f"{NOT_THERE} IPython jupyter_client"]

@@ -173,8 +173,8 @@ def test_descendants_are_found():
 @LINUX
 @pytest.mark.parametrize("shared", thorough_after(1, [True, False]))
 def test_a_page_that_processes_share_counts_once(monkeypatch, shared):
-    """Three processes with 200 MB each, or with the same 200 MB; the limit is 400."""
-    size = 200 << 20
+    """Three processes with 64 MB each, or with the same 64 MB; the limit is 128."""
+    size = 64 << 20
     ours = mmap.mmap(-1, size)
     if shared:
         ours.write(b"x" * size)

@@ -54,7 +54,8 @@ def test_half_written(exercises):
 
 
 def test_a_right_solution_passes_and_is_remembered(exercises):
-    (exercises / FILE).write_text(right(ONE))
+    """Also one that begins with a byte order mark."""
+    (exercises / FILE).write_text(right(ONE), encoding="utf-8-sig")
     report = lab.check("04.1")
     assert report.passed and report.total == len(report.lines), report.text()
     assert report.model, "tinypy did not run on it"
@@ -77,10 +78,10 @@ def test_the_readers_engine_runs_on_other_parts_that_are_passed(exercises):
 
 
 def test_an_endless_loop_is_stopped_where_it_is(exercises, monkeypatch):
-    monkeypatch.setenv("MINIKV_TIME_LIMIT", "2")
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "1")
     write(exercises, "n = 0\nwhile True:\n    n += 1")
     report = lab.check("04.1")
-    assert "stopped: used 2 s of processor time" in words(report)
+    assert "stopped: used 1 s of processor time" in words(report)
     assert re.search(r"line \d+, in allocate: (while True|n \+= 1)", words(report))
     assert "a loop that never ends" in words(report)
 
@@ -202,11 +203,6 @@ def test_a_file_that_is_no_solution(exercises, text, says):
     report = lab.check("04.1")
     assert report.status == "failed"
     assert says in words(report), report.text()
-
-
-def test_a_byte_order_mark_is_accepted(exercises):
-    (exercises / FILE).write_text(right(ONE), encoding="utf-8-sig")
-    assert lab.check("04.1").passed
 
 
 def test_reset_keeps_a_copy_and_the_other_exercises(exercises):

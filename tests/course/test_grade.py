@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 import pytest
 from four_ways import EXERCISES, different, right
+from thorough import thorough_after
 from waiting import PATIENCE, until
 
 from minikv.course.commands import main
@@ -390,7 +391,7 @@ def test_a_long_file_does_not_hold_up_the_tables(tmp_path):
     assert tables.to_be_read(too_long, ONE) == []
 
 
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
+@pytest.mark.parametrize("exercise", thorough_after(20, EXERCISES), ids=lambda one: one.id)
 def test_honest_solutions_are_not_named(tmp_path, exercise):
     for number, text in enumerate((right(exercise), different(exercise))):
         folder = tmp_path / str(number)

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import tokenize
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -124,16 +124,20 @@ class Import(NamedTuple):
     later: bool
 
 
+def imports_in(node: ast.AST, later: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
+    """Each import below `node`, and whether it is in a function. Expressions have none."""
+    for part in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for one in getattr(node, part, ()):
+            if isinstance(one, ast.Import | ast.ImportFrom):
+                yield one, later
+            is_function = isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from imports_in(one, later or is_function)
+
+
 def imports_of(module: str, source: str, known: Collection[str]) -> set[Import]:
     """What a module imports of those that are known, anywhere in its text."""
-    tree, found = ast.parse(source), set()
-    inside = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for node in ast.walk(function)
-    }
-    for node in ast.walk(tree):
+    found = set()
+    for node, later in imports_in(ast.parse(source)):
         names: set[str] = set()
         if isinstance(node, ast.Import):
             names = {alias.name for alias in node.names}
@@ -141,7 +145,7 @@ def imports_of(module: str, source: str, known: Collection[str]) -> set[Import]:
             assert node.level == 0 and node.module, f"{module}: name what is imported in full"
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
             names = {one if one in known else node.module for one in inner}
-        found |= {Import(module, name, id(node) in inside) for name in names if name in known}
+        found |= {Import(module, name, later) for name in names if name in known}
     return {one for one in found if one.other != module}
 
 
@@ -328,6 +332,8 @@ MAY_KNOW_THE_TIME = {  # file of tests/: why
 
 def looks_at_the_time(source: str) -> bool:
     """Whether code sleeps or reads a clock; not whether it holds such code as text."""
+    if not any(name in source for name in ("time", *CLOCKS)):
+        return False
     for node in ast.walk(ast.parse(source)):
         name = getattr(node, "attr", None) or getattr(node, "id", None)
         if name in CLOCKS or (name == "time" and ast.unparse(node) == "time.time"):
@@ -337,7 +343,7 @@ def looks_at_the_time(source: str) -> bool:
 
 def is_left_alone(source: str) -> bool:
     """Whether code waits with patience and does not look whether that was over."""
-    return any(
+    return "wait(PATIENCE)" in source and any(
         isinstance(node, ast.Expr) and ast.unparse(node).endswith(".wait(PATIENCE)")
         for node in ast.walk(ast.parse(source))
     )

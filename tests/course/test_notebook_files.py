@@ -11,6 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+from thorough import thorough_after
 
 import minikv
 from minikv.course.authoring import buttons
@@ -403,6 +404,7 @@ def test_shows_itself_with_words(timeline):
     assert "5 decode bars" in timeline.describe()
 
 
+@pytest.mark.thorough
 def test_the_slider_moves_the_picture_and_the_text(timeline):
     player = timeline.widget()
     seen = []
@@ -451,7 +453,7 @@ def test_pictures_shrink_beside_an_editor_and_folded_cells_are_cut():
     assert "<style>" not in ladder.navigation(4)._repr_html_(), "once is enough"
 
 
-@pytest.mark.parametrize("number", [int(path.stem[:2]) for path in NOTEBOOKS])
+@pytest.mark.parametrize("number", thorough_after(3, [int(path.stem[:2]) for path in NOTEBOOKS]))
 def test_the_ladder_links_every_notebook_but_its_own(exercises, number):
     shown = ladder.ladder(number)
     own = name_of(f"{number:02}")

@@ -14,6 +14,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
 from nbconvert import HTMLExporter
 from nbval.plugin import get_sanitize_patterns
+from thorough import thorough_after
 
 from minikv.course.pictures import style
 
@@ -104,7 +105,7 @@ def test_letters_can_be_read_on_a_narrow_page_and_titles_stay_inside():
     assert [word for word in words if word.pixels < 9 or not word.inside] == []
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem[:2])
+@pytest.mark.parametrize("path", thorough_after(4, NOTEBOOKS), ids=lambda path: path.stem[:2])
 def test_in_stored_figures_letters_can_be_read_and_stay_inside(path):
     """Of each picture and of each film's first frame. Exponents and pixels are not looked at."""
     text = path.read_text(encoding="utf-8")
@@ -129,7 +130,7 @@ def test_the_alt_text_is_in_an_exported_page():
     assert image["alt"] == "A line: it's 1 & 2 < 3." and "No description" not in page
 
 
-@pytest.mark.parametrize("marks", [3, 4])
+@pytest.mark.parametrize("marks", thorough_after(1, [3, 4]))
 def test_nbval_compares_the_words_and_not_the_bytes(marks):
     patterns = get_sanitize_patterns((Path(__file__).parents[1] / "nbval.cfg").read_text())
     first, second = picture().html(), picture(marks).html()

@@ -96,7 +96,7 @@ def otherwise(exercise):
     return reference_sources(exercise) | right_otherwise(exercise.id[:2])[exercise.id]
 
 
-@pytest.fixture(params=chapters().values(), ids=lambda chapter: chapter.number)
+@pytest.fixture(params=thorough_after(6, chapters().values()), ids=lambda chapter: chapter.number)
 def chapter(request):
     return request.param
 
@@ -241,7 +241,9 @@ def test_updating_a_checkout(course, pool_solved, monkeypatch):
     assert git(clone, "status", "--porcelain").split() == ["M", f"exercises/{POOL}"]
 
 
-@pytest.mark.parametrize("trouble", ["other file", "own commit", "broken file", "no upstream"])
+@pytest.mark.parametrize(
+    "trouble", thorough_after(2, ["own commit", "broken file", "other file", "no upstream"])
+)
 def test_an_update_that_cannot_be_made_changes_nothing(course, pool_solved, monkeypatch, trouble):
     upstream, clone = course
     monkeypatch.setenv("MINIKV_EXERCISES", str(clone / "exercises"))

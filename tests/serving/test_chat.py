@@ -66,7 +66,7 @@ def expected(folder, messages):
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
-@pytest.mark.parametrize("family", thorough_after(3, sorted(FAMILIES)))
+@pytest.mark.parametrize("family", thorough_after(1, sorted(FAMILIES)))
 def test_a_prompt_is_that_of_transformers(folder, family):
     at, num_refused = folder(chat_template=FAMILIES[family]), 0
     for messages in (TALK, TALK[1:], TOOLS, TALK[2:], TALK[:2]):
@@ -92,7 +92,7 @@ def test_a_message_without_words_has_none(folder, content):
     assert rendered(folder(chat_template="{{ messages[0].content + '|' }}"), [said]) == "|"
 
 
-@pytest.mark.parametrize("where", ["jinja", "json", "named", "named json"])
+@pytest.mark.parametrize("where", thorough_after(2, ["jinja", "named json", "json", "named"]))
 def test_where_a_template_is(folder, where):
     text, other = FAMILIES["zephyr"], "{{ 'the wrong one' }}"
     named = [{"name": "tool_use", "template": other}, {"name": "default", "template": text}]
@@ -217,7 +217,7 @@ def tokenizer_with(*tokens):
         ("\n### User:\n", None),
     ],
 )
-@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("special", thorough_after(1, [True, False]))
 def test_the_end_of_a_turn_is_what_the_template_says(folder, behind, end, special):
     text = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}BEHIND{% endfor %}"
     names = ("<|im_start|>", "<|im_end|>", "</s>", "<end_of_turn>", "<start_of_turn>")
@@ -229,7 +229,7 @@ def test_the_end_of_a_turn_is_what_the_template_says(folder, behind, end, specia
     assert [*found] == wanted
 
 
-@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("special", thorough_after(1, [True, False]))
 def test_an_answer_in_a_chat_ends_with_its_turn(tinypy, folder, special):
     """Though the checkpoint's end tokens are others. What ends it is not shown."""
     end = "return"  # a token of the model

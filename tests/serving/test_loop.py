@@ -60,7 +60,7 @@ async def ask(loop, prompt, params, patient=False, pause=0.0):
 
 @pytest.mark.parametrize("patient", thorough_after(1, [False, True]))
 def test_answers_are_those_of_generate(tinypy, patient):
-    prompts, params = zip(*cases(tinypy.lm, 24), strict=True)
+    prompts, params = zip(*cases(tinypy.lm, 14), strict=True)
     expected = Engine(tinypy.lm, CONFIG).generate(prompts, params)
 
     async def everybody(loop):
@@ -158,7 +158,9 @@ def test_what_comes_within_a_round_is_taken_together_and_the_ends_at_once(monkey
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("error", [RuntimeError("once"), KeyboardInterrupt(), SystemExit(1)])
+@pytest.mark.parametrize(
+    "error", thorough_after(1, [RuntimeError("once"), KeyboardInterrupt(), SystemExit(1)])
+)
 def test_a_step_that_fails_once_is_not_noticed(tinypy, error):
     engine = careful_engine(tinypy.lm, CONFIG)
     [expected] = Engine(tinypy.lm, CONFIG).generate([[7, 8, 9]], SamplingParams(12))
@@ -219,7 +221,7 @@ def poisoned(choose, row_is_bad):
     return sampler
 
 
-@pytest.mark.parametrize("served_by", ["loop", "worker"])
+@pytest.mark.parametrize("served_by", thorough_after(1, ["loop", "worker"]))
 def test_a_request_that_fails_ends_alone(tinypy, served_by, caplog):
     """Its neighbours have the tokens that they have without it; a prompt of several chunks, too."""
     config = replace(CONFIG, max_batch_tokens=16)

@@ -73,18 +73,18 @@ def samples_as(expected):
 # What the client is given, and the same for the engine.
 OPTIONS = [
     ({}, {}),
+    ({"temperature": 1, "seed": 5, "n": 3}, {"temperature": 1, "seed": 5, "n": 3}),
+    ({"stop": [" =", "zz"], "max_tokens": 40}, {"stop": (" =", "zz"), "max_tokens": 40}),
+    ({"frequency_penalty": 1.5, "presence_penalty": -0.5, "temperature": 1, "seed": 2, "n": 3},
+     {"frequency_penalty": 1.5, "presence_penalty": -0.5, "temperature": 1, "seed": 2, "n": 3}),
     ({"max_tokens": 1}, {"max_tokens": 1}),
     ({"temperature": 0.8, "seed": 3}, {"temperature": 0.8, "seed": 3}),
     ({"temperature": 1, "top_p": 0.6, "seed": 4}, {"temperature": 1, "top_p": 0.6, "seed": 4}),
-    ({"temperature": 1, "seed": 5, "n": 3}, {"temperature": 1, "seed": 5, "n": 3}),
     ({"stop": "\n"}, {"stop": ("\n",)}),
-    ({"stop": [" =", "zz"], "max_tokens": 40}, {"stop": (" =", "zz"), "max_tokens": 40}),
     ({"extra_body": {"top_k": 4}, "temperature": 1, "seed": 1},
      {"top_k": 4, "temperature": 1, "seed": 1}),
     ({"extra_body": {"ignore_eos": True}, "max_tokens": 50},
      {"ignore_eos": True, "max_tokens": 50}),
-    ({"frequency_penalty": 1.5, "presence_penalty": -0.5, "temperature": 1, "seed": 2, "n": 3},
-     {"frequency_penalty": 1.5, "presence_penalty": -0.5, "temperature": 1, "seed": 2, "n": 3}),
     ({"presence_penalty": 2, "max_tokens": 40}, {"presence_penalty": 2, "max_tokens": 40}),
     ({"extra_body": {"repetition_penalty": 1.3}, "max_tokens": 30},
      {"repetition_penalty": 1.3, "max_tokens": 30}),
@@ -96,7 +96,7 @@ OPTIONS = [
 
 @pytest.mark.usual(stream=True, given={})
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("given", "params"), OPTIONS)
+@pytest.mark.parametrize(("given", "params"), thorough_after(4, OPTIONS))
 def test_completions(client, expected, given, params, stream):
     found = client.completions.create(model="tinypy", prompt=PROMPT, stream=stream, **given)
     assert whole(found) == samples_as(expected(PROMPT, **params))
@@ -104,7 +104,7 @@ def test_completions(client, expected, given, params, stream):
 
 @pytest.mark.usual(stream=False, given={})
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("given", "params"), thorough_after(5, OPTIONS))
+@pytest.mark.parametrize(("given", "params"), thorough_after(3, OPTIONS))
 def test_chat(client, expected, given, params, stream):
     """The bundled template joins messages, one below the other."""
     given = {"max_tokens": 16, **given}
@@ -115,7 +115,8 @@ def test_chat(client, expected, given, params, stream):
 
 
 @pytest.mark.parametrize(
-    "prompt", [[PROMPT], [[5, 6, 7]], [5, 6, 7], [PROMPT, "import "], [[5], [6, 7]]]
+    "prompt",
+    thorough_after(2, [[PROMPT, "import "], [5, 6, 7], [PROMPT], [[5, 6, 7]], [[5], [6, 7]]]),
 )
 @pytest.mark.parametrize("stream", thorough_after(1, [False, True]))
 def test_prompts_of_every_form(client, expected, prompt, stream):
@@ -124,7 +125,7 @@ def test_prompts_of_every_form(client, expected, prompt, stream):
     assert whole(found) == samples_as([expected(one)[0] for one in each])
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", thorough_after(1, [True, False]))
 def test_an_echo_of_the_prompt(client, expected, tinypy, stream):
     prompts, params = [[5, 6], [7]], {"n": 2, "temperature": 1, "seed": 9}
     found = client.completions.create(
@@ -152,7 +153,9 @@ def logprobs_of(found, is_chat):
     return told
 
 
-@pytest.mark.parametrize("params", [{}, {"temperature": 1}, {"frequency_penalty": 2}])
+@pytest.mark.parametrize(
+    "params", thorough_after(1, [{"frequency_penalty": 2}, {"temperature": 1}, {}])
+)
 @pytest.mark.parametrize("is_chat", [False, True])
 @pytest.mark.parametrize("stream", thorough_after(1, [True, False]))
 def test_logprobs_are_those_of_the_model(client, expected, tinypy, params, is_chat, stream):
@@ -179,7 +182,7 @@ def test_logprobs_are_those_of_the_model(client, expected, tinypy, params, is_ch
         assert top == pytest.approx(best, abs=1e-3)
 
 
-@pytest.mark.parametrize("max_tokens", [0, 6])
+@pytest.mark.parametrize("max_tokens", thorough_after(1, [6, 0]))
 @pytest.mark.parametrize("stream", thorough_after(1, [False, True]))
 def test_logprobs_of_a_prompt(client, expected, tinypy, max_tokens, stream):
     """As lm-evaluation-harness asks for them."""
@@ -214,8 +217,8 @@ def test_logprobs_of_a_prompt(client, expected, tinypy, max_tokens, stream):
         assert all(text[start:].startswith(token) for start, token in at)
 
 
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("logprobs", [None, 1])
+@pytest.mark.parametrize("n", thorough_after(1, [2, 1]))
+@pytest.mark.parametrize("logprobs", thorough_after(1, [1, None]))
 def test_the_best_of_several_samples(client, expected, tinypy, n, logprobs):
     """By the mean log-probability of their tokens; some samples end early."""
     params = {"temperature": 1, "seed": 3, "stop": ["i"], "max_tokens": 12}
@@ -253,7 +256,7 @@ def test_offsets_of_tokens_are_in_the_text(client):
     assert all(text[at:].startswith(token) for at, token in tokens)
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", thorough_after(1, [3, 1]))
 def test_a_bias_forbids_or_forces_a_token(client, expected, tinypy, n):
     [first, *_] = expected(PROMPT)[0].token_ids
     params = {"n": n, "temperature": int(n > 1), "seed": 1}
@@ -266,13 +269,13 @@ def test_a_bias_forbids_or_forces_a_token(client, expected, tinypy, n):
         assert all(told(choice.token_ids) for choice in found.choices)
 
 
-@pytest.mark.parametrize("messages", [
+@pytest.mark.parametrize("messages", thorough_after(2, [
     [{"role": "system", "content": "import os"}, {"role": "user", "content": PROMPT}],
     [{"role": "user", "content": [{"type": "text", "text": "import os"}]},
      {"role": "assistant", "content": None}, {"role": "user", "content": PROMPT, "name": "ann"}],
     [{"role": "user", "content": "import os"}, {"role": "assistant"},
      {"role": "user", "content": PROMPT}],
-])  # fmt: skip
+]))  # fmt: skip
 def test_messages_of_every_form(client, expected, messages):
     found = client.chat.completions.create(model="tinypy", messages=messages, max_tokens=9)
     text = "import os\n" + ("\n" if len(messages) == 3 else "") + PROMPT + "\n"
@@ -296,7 +299,7 @@ def test_a_chat_without_a_limit_may_fill_the_context(client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize("is_chat", thorough_after(1, [True, False]))
 def test_usage_and_cached_tokens(client, stream, is_chat):
     text = f"# {stream} {is_chat}\n" + "import os\n" * 20
     usages = []
@@ -425,8 +428,8 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("kind", "given", "error", "says"), REFUSED)
+@pytest.mark.parametrize("stream", thorough_after(1, [False, True]))
+@pytest.mark.parametrize(("kind", "given", "error", "says"), thorough_after(24, REFUSED))
 def test_errors_by_their_type(client, kind, given, error, says, stream):
     if kind == C:
         create, usual = client.completions.create, {"prompt": PROMPT}

@@ -1,6 +1,7 @@
 """Chapter 05: the count of blocks on paper is the engine's."""
 
 import pytest
+from thorough import thorough_after
 
 from minikv import Engine, EngineConfig, SamplingParams
 from minikv.course.chapters.ch05_copy_on_write.answers import blocks_for_samples
@@ -8,8 +9,8 @@ from minikv.course.chapters.ch05_copy_on_write.answers import blocks_for_samples
 PROMPT = "class Queue:\n    def push(self, item):\n        self."
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
-@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("block_size", thorough_after(2, [3, 16, 1, 4]))
+@pytest.mark.parametrize("n", thorough_after(1, [5, 1, 2]))
 def test_the_count_is_the_engines(lm, n, block_size):
     prompt = lm.encode(PROMPT)
     config = EngineConfig(num_blocks=256, block_size=block_size, prefix_cache=False)

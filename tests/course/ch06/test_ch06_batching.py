@@ -41,21 +41,21 @@ def jobs(lm):
     """Ten requests of two groups; the first three are there at once, the rest come one by one."""
     drawn = shared_prompts(lm, 10, groups=2, shared=32, seed=3)
     return [
-        job._replace(max_tokens=min(18, job.max_tokens), arrival=max(0, index - 2) * 0.005)
+        job._replace(max_tokens=min(12, job.max_tokens), arrival=max(0, index - 2) * 0.005)
         for index, job in enumerate(drawn)
     ]
 
 
 @pytest.fixture(scope="module")
 def comparison(lm, jobs):
-    return compare(lm, jobs, SMALL, repeats=2, oracle=3)
+    return compare(lm, jobs, SMALL, repeats=2, oracle=2)
 
 
 @pytest.fixture(scope="module")
 def squeezed(lm, jobs):
     """The same with a pool that is too small, both ways."""
-    longer = [job._replace(max_tokens=40, arrival=0.0) for job in jobs]
-    config = EngineConfig(max_num_seqs=6, num_blocks=20, prefix_cache=False)
+    longer = [job._replace(max_tokens=30, arrival=0.0) for job in jobs]
+    config = EngineConfig(max_num_seqs=6, num_blocks=16, prefix_cache=False)
     ways = {"recompute": {}, "swap": {"preemption": "swap", "host_blocks": 40}}
     return compare(lm, longer, config, ways, oracle=1)
 
@@ -64,11 +64,11 @@ def squeezed(lm, jobs):
 
 
 def test_every_way_gives_the_tokens_of_the_oracle(lm, jobs, comparison):
-    expected = [lm.generate_naively(job.prompt_ids, job.max_tokens) for job in jobs[:4]]
+    expected = [lm.generate_naively(job.prompt_ids, job.max_tokens) for job in jobs[:2]]
     for runs in comparison.runs.values():
         for run in runs:
             assert [one.job for one in run.served] == jobs
-            assert [one.token_ids for one in run.served[:4]] == expected
+            assert [one.token_ids for one in run.served[:2]] == expected
 
 
 def check_records(run: Run):

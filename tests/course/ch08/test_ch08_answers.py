@@ -223,6 +223,7 @@ def test_other_tokens_than_the_oracles_are_said_with_a_place_to_look(tinypy):
     assert caught.value.cause and "tokens or more, in blocks of 16" in caught.value.look
 
 
+@pytest.mark.thorough
 @watched
 def test_one_engine_of_all_parts_decodes_by_a_kernel(tinypy):
     prompts = [tinypy.lm.encode("import os\n"), tinypy.lm.encode("def fib(n):")]

@@ -5,7 +5,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Timer
 from time import monotonic, perf_counter
 from types import SimpleNamespace
@@ -282,10 +282,8 @@ async def offer(
         await asyncio.sleep(max(0.0, started + at - monotonic()))
         tasks.append(asyncio.create_task(ask(str(number), prompt)))
         number += 1
-    await asyncio.sleep(1.0)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    with suppress(TimeoutError):  # all that is not over is cancelled then
+        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 1.0)
     good = sum(one.first <= limits.first and one.between <= limits.between for one in answered)
     return Trial(number / seconds, len(answered) / seconds, num_refused / seconds, good / seconds)
 

@@ -20,6 +20,7 @@ from minikv.blocks import blocks_for
 from minikv.course.chapters.ch07_radix_prefix_cache.retention import BLOCK, agent_load
 from minikv.course.judge.checking import in_place_of
 from minikv.course.pictures import style
+from minikv.course.workloads.timing import REPEATS
 from minikv.course.workloads.workload import conversations
 from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams
@@ -42,7 +43,7 @@ class Load(NamedTuple):
 # ── The loads ─────────────────────────────────────────────────────────────────
 
 
-def agents(number: int = 12) -> Load:
+def agents(number: int = 4 * REPEATS) -> Load:
     """Chapter 07's agents, chats and single requests. A number stands for a block of 512 tokens."""
     turns = agent_load(agents=number, singles_per_s=0.2)
     return Load([(turn.ids, turn.ids) for turn in turns], 1, BLOCK, 16)
