@@ -22,10 +22,11 @@ class FastLinear:
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
     @staticmethod
-    def is_available() -> bool:
-        """Whether this build of PyTorch has oneDNN's operations."""
+    def pays(width: int) -> bool:
+        """Whether it is faster for rows of so many numbers. For few, calling oneDNN takes longer
+        than the product, and a build of PyTorch may not have its operations."""
         has_operation = hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        return torch.backends.mkldnn.is_available() and has_operation
+        return width >= 128 and torch.backends.mkldnn.is_available() and has_operation
 
 
 class FastRMSNorm:

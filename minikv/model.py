@@ -78,7 +78,7 @@ class Unread:
         self.left, self.total = dict(state), len(state)
         on_cpu = device.type == "cpu" and dtype == torch.float32
         self.make_norm = FastRMSNorm if on_cpu else RMSNorm
-        self.make_linear = FastLinear if on_cpu and FastLinear.is_available() else Linear
+        self.make_linear = FastLinear if on_cpu and FastLinear.pays(config.hidden_size) else Linear
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         if name not in self.left:

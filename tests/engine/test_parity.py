@@ -52,10 +52,6 @@ def mixed_prompts(pair):
     return [long, short, long[:16] + other[:3], other, long[:16], long[:7], other]
 
 
-def as_reference(pair, prompts, num_tokens):
-    return [pair.greedy(prompt, num_tokens) for prompt in prompts]
-
-
 # ── The models themselves ─────────────────────────────────────────────────────
 
 
@@ -96,30 +92,29 @@ def test_each_feature_matters(checkpoint, name, change):
     pair = checkpoint(name)
     (tokens,) = pair.prompts(60, seed=1)
     config = dataclasses.replace(pair.lm.config, **change)
-    state = read_weights(pair.folder)
+    state, here = read_weights(pair.folder), (pair.lm.device, pair.lm.dtype)
     if read := [READ_BY[flag] for flag in change if flag in READ_BY]:
         with pytest.raises(minikv.CheckpointError, match="are for something that"):
-            Transformer(config, state, *here(pair))
+            Transformer(config, state, *here)
         state = {name: one for name, one in state.items() if not re.search(read[0], name)}
-    without = LanguageModel(name, Transformer(config, state, *here(pair)), None)
+    without = LanguageModel(name, Transformer(config, state, *here), None)
     assert (without.logits(tokens) - pair.lm.logits(tokens)).abs().max() > 0.05
-
-
-def here(pair):
-    return pair.lm.device, pair.lm.dtype
 
 
 # ── Greedy tokens ─────────────────────────────────────────────────────────────
 
 
-@pytest.mark.usual(pair="llama", block_size=1, drafts=None)
+@pytest.mark.usual(pair="qwen3", block_size=1, drafts=None)
 @pytest.mark.parametrize(
     ("block_size", "prefix_cache"),
     thorough_after(2, [(1, True), (64, False), (4, False), (16, True)]),
 )
+@pytest.mark.parametrize(
+    "pair", thorough_after(4, [*HYBRID, "tinypy", *reversed(ARCHITECTURES)]), indirect=True
+)
 def test_greedy_alone_and_in_a_mixed_batch(pair, block_size, prefix_cache):
     prompts = mixed_prompts(pair)
-    expected = as_reference(pair, prompts, 12)
+    expected = [pair.greedy(prompt, 12) for prompt in prompts]
     config = small(block_size=block_size, num_blocks=640 // block_size, prefix_cache=prefix_cache)
     engine = careful_engine(pair.lm, config)
     params = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -215,6 +210,7 @@ def assert_beams(found, expected):
 
 
 @pytest.mark.parametrize("num_eos", [0, 1, 4, 30])
+@pytest.mark.usual(num_eos=30, length_penalty=-0.5)
 @pytest.mark.parametrize("length_penalty", thorough_after(2, [-0.5, 1.0, 0.0, 0.6, 2.0]))
 def test_beams(checkpoint, length_penalty, num_eos):
     for name, width in (("llama", 4), ("mistral", 3), ("qwen3", 2)):
@@ -599,13 +595,19 @@ def scripted(talker, token_ids, params):
 MET = Counter()
 
 
-@meets(MET, {"stopped": 8, "held back for a stop": 20, "half a character": 80})
-@settings(max_examples=80)
-@given(
-    text=st.text("ab \né中🙂", min_size=1, max_size=25),
-    stops=st.lists(st.text("ab é中🙂", min_size=1, max_size=4), max_size=3),
-)
-def test_stops_and_streams_of_any_text(talker, text, stops):
+@pytest.mark.parametrize("examples", thorough_after(1, [30, 80]))
+def test_stops_and_streams_of_any_text(talker, examples):
+    property = given(
+        text=st.text("ab \né中🙂", min_size=1, max_size=25),
+        stops=st.lists(st.text("ab é中🙂", min_size=1, max_size=4), max_size=3),
+    )(assert_stops_and_streams)
+    floors = {"stopped": examples // 10, "half a character": examples}
+    meets(MET, floors | {"held back for a stop": examples // 4})(
+        settings(max_examples=examples)(property)
+    )(talker)
+
+
+def assert_stops_and_streams(talker, text, stops):
     """Stop at the first token that completes a stop string; show all that cannot begin one."""
     ids = talker.encode(text)
     expected, count, reason, shown = text, len(ids), "length", []

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from prefix_model import PrefixModel
+from thorough import thorough_after
 
 from minikv import BlockPool, RadixCache
 from minikv.course.judge.stand_ins import LoggingPool
@@ -325,16 +326,16 @@ class RadixMachine(RuleBasedStateMachine):
             assert self.pool.ref_count(block_id) == holders[block_id]
 
 
-def test_random_operations():
+FLOORS = {  # of a hundred and twenty programs
+    "hits": 300, "partial hits": 200, "splits": 60, "inserts behind a hit": 80,
+    "locks on nodes": 120, "unlocked nodes": 50, "evictions beside locks": 40,
+    "evictions that locks end": 20, "clears beside locks": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("programs", thorough_after(1, [40, 120]))
+def test_random_operations(programs):
     RadixMachine.seen.clear()
-    run_state_machine_as_test(
-        RadixMachine, settings=settings(max_examples=120, stateful_step_count=40)
-    )
-    assert_reached(
-        RadixMachine.seen,
-        {
-            "hits": 300, "partial hits": 200, "splits": 60, "inserts behind a hit": 80,
-            "locks on nodes": 120, "unlocked nodes": 50, "evictions beside locks": 40,
-            "evictions that locks end": 20, "clears beside locks": 3,
-        },
-    )  # fmt: skip
+    of = settings(max_examples=programs, stateful_step_count=40)
+    run_state_machine_as_test(RadixMachine, settings=of)
+    assert_reached(RadixMachine.seen, {name: n * programs // 120 for name, n in FLOORS.items()})

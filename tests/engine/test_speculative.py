@@ -24,6 +24,7 @@ from helpers import (
     drain,
     fearless,
     generate,
+    greedy_tokens,
     small,
     step,
 )
@@ -61,7 +62,7 @@ from minikv.speculative.text import END, Text
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.fixture(params=[name for name in DRAFTERS if name != "head"])
+@pytest.fixture(params=(NAMES := [name for name in DRAFTERS if name != "head"]))
 def drafter(request):
     return DRAFTERS[request.param](None)
 
@@ -512,6 +513,7 @@ def found(outputs):
     return [[(s.token_ids, s.finish_reason) for s in output.samples] for output in outputs]
 
 
+@pytest.mark.usual(budget=3, drafter="mixed")
 @pytest.mark.parametrize("budget", [1, 2, 3, 7, 31])
 def test_within_the_budget(llama, budget, drafter):
     prompts = llama.prompts(20, 5, 9, seed=3)
@@ -540,6 +542,7 @@ def test_sampled_tokens_are_the_same_too(llama, temperature, drafter):
     assert_empty(engine)
 
 
+@pytest.mark.parametrize("drafter", thorough_after(2, NAMES[::-1]), indirect=True)
 def test_ends(tinypy, drafter):
     """Stop tokens, stop strings and limits, met in the middle of accepted drafts."""
     prompt = "def fib(n):\n    if n < 2:\n        return n\n"
@@ -949,7 +952,7 @@ def test_what_a_drafter_gives_is_checked_and_the_engine_goes_on(tinypy, given, s
     assert_empty(engine)
     params = SamplingParams(8, ignore_eos=True)
     [output] = engine.generate([[5, 6, 7]], params)
-    assert output.token_ids == tinypy.lm.generate_naively([5, 6, 7], 8)
+    assert output.token_ids == greedy_tokens(tinypy.lm, [5, 6, 7], 8)
 
 
 def test_a_drafter_that_gives_an_array_of_tokens_is_understood(tinypy):

@@ -488,9 +488,8 @@ class Oracle:
             last = inputs[len(inputs) - len(memory.inputs[slot, i]) :]
             assert torch.allclose(memory.inputs[slot, i], last, rtol=1e-3, atol=1e-3)
 
-    def assert_output(self, request, sample):
+    def assert_output(self, request, ids):
         """Each token was the likeliest, or has been drawn with its number."""
-        ids = sample.token_ids
         if not ids:
             return
         logits = self.known((*request.prompt_ids, *ids))[0][len(request.prompt_ids) - 1 : -1]
@@ -542,7 +541,7 @@ class Player:
             self.seen["wrong drafts"] += drafts.drafts - drafts.accepted
         for request in self.done:
             for sample in request.sequences:
-                self.oracle.assert_output(request, FakeSample(sample.output_ids))
+                self.oracle.assert_output(request, sample.output_ids)
 
     def check(self):
         engine = self.engine
@@ -632,11 +631,6 @@ class Player:
         self.seen["cleared"] += 1
 
 
-class FakeSample:
-    def __init__(self, token_ids):
-        self.token_ids = token_ids
-
-
 FLOORS = {  # of a thousand operations
     "hits": 20, "recomputed": 1, "preemptions": 4, "copies": 100, "forks": 20, "aborts": 5,
     "interrupts": 2, "beams": 1, "dropped copies": 4, "evicted blocks": 10, "chunks": 20,
@@ -651,12 +645,12 @@ def play(lm, seeds, seen, each=250):
 
 
 @pytest.mark.parametrize(
-    ("seeds", "each"), thorough_after(1, [(range(8), 160), (range(8), 250), (range(8, 40), 250)])
+    ("seeds", "each"), thorough_after(1, [(range(8), 80), (range(8), 250), (range(8, 40), 250)])
 )
 def test_random_programs(seeds, each, tiny_hybrid):
     seen, thousands = Counter(), len(seeds) * each / 1000
     play(tiny_hybrid, seeds, seen, each)
-    assert_reached(seen, {name: int(count * thousands) for name, count in FLOORS.items()})
+    assert_reached(seen, {name: max(1, int(count * thousands)) for name, count in FLOORS.items()})
 
 
 # ── Bugs that engines have shipped ────────────────────────────────────────────

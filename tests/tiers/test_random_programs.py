@@ -26,18 +26,16 @@ def seeds(first, end):
     return range(int(first), int(end))
 
 
-@pytest.mark.parametrize("first", thorough_after(1, range(0, 120, 15)))
-def test_random_programs(first):
-    seen = play_many(seeds(first, first + 15), LENGTH)
+ALL = [(first, 15) for first in range(0, 120, 15)]
+
+
+@pytest.mark.parametrize(("first", "count"), thorough_after(1, [(3, 6), *ALL]))
+def test_random_programs(first, count):
+    seen = play_many(seeds(first, first + count), LENGTH)
     print(dict(seen))
     assert seen["requests"] > 5 * seen["programs"] and seen["tokens"] > 50 * seen["programs"]
-    assert_reached(
-        seen,
-        {
-            "preemptions": 5, "swaps_in": 1, "failures": 1, "hits of host": 5, "hits of disk": 5,
-            "accepted drafts": 10,
-        },
-    )  # fmt: skip
+    often = dict.fromkeys(["preemptions", "hits of host", "hits of disk"], count // 3)
+    assert_reached(seen, often | {"swaps_in": 1, "failures": 1, "accepted drafts": count // 2})
 
 
 @pytest.mark.parametrize("first", thorough_after(0, range(0, 120, 15)))

@@ -145,10 +145,11 @@ def serve(turns: Seq[Turn], num_blocks: int, make: MakeCache) -> tuple[int, Reta
         now, ids = turn.at, turn.ids[:num_blocks]
         hit = cache.match(ids)
         cache.lock(hit.node)
-        again += sum(id_ in seen for id_ in ids[hit.num_tokens :])
-        seen.update(ids)
-        cache.evict(max(0, len(ids) - hit.num_tokens - pool.num_free))
-        new = [pool.allocate() for _ in ids[hit.num_tokens :]]
+        rest = ids[hit.num_tokens :]
+        again += len(seen.intersection(rest))
+        seen.update(rest)
+        cache.evict(max(0, len(rest) - pool.num_free))
+        new = [pool.allocate() for _ in rest]
         node = cache.insert(ids, hit.block_ids + new).node
         for block_id in new:
             pool.release(block_id)  # the cache holds it

@@ -181,6 +181,8 @@ def watch(kv: torch.Tensor) -> Iterator[Loads]:
     hands every load of a program, with its addresses, to one function, which is replaced."""
     from triton.runtime.interpreter import interpreter_builder as builder
 
+    from minikv.course.chapters.ch08_triton_paged_attention.watch import language_patched_once
+
     loads, first = Loads(tuple(kv.shape), kv.itemsize), kv.data_ptr()
     load = builder.create_masked_load
 
@@ -193,7 +195,8 @@ def watch(kv: torch.Tensor) -> Iterator[Loads]:
 
     builder.create_masked_load = noted
     try:
-        yield loads
+        with language_patched_once():
+            yield loads
     finally:
         del builder.create_masked_load  # the class's own is there again
 

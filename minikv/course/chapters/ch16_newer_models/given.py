@@ -47,7 +47,7 @@ def most_at_once(lm: LanguageModel, prompts: Sequence[list[int]], **config: Any)
     for prompt_ids in prompts:
         engine.add_request(prompt_ids, SamplingParams(max_tokens=64, ignore_eos=True))
     most = 0
-    while engine.has_unfinished:
+    while engine.stats().waiting:  # later on there are only fewer
         engine.step()
         most = max(most, engine.stats().running)
     return most
