@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 from matplotlib.patches import FancyBboxPatch
+from thorough import thorough_after
 from viewer_case import check_empty, check_looks, check_paper, texts
 
 from minikv.course.pictures import style
@@ -56,7 +57,9 @@ def test_every_step_can_be_looked_at():
     check_empty(Blocks())
 
 
-@pytest.mark.parametrize(("columns", "text"), [(1, ""), (3, "x"), (6, "four"), (14, "0")])
+@pytest.mark.parametrize(
+    ("columns", "text"), thorough_after(2, [(6, "four"), (1, ""), (3, "x"), (14, "0")])
+)
 def test_nothing_leaves_the_paper_or_covers_a_word(columns, text):
     for figure in (recording(columns, text).frame(2), recording(columns, text).picture().figure):
         check_paper(figure)

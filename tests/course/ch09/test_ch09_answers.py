@@ -217,6 +217,7 @@ def test_rates_are_drawn_with_their_numbers():
     assert picture.alt.endswith("whole tokens: 11.4; in 8 bits: 34.4.")
 
 
+@pytest.mark.thorough
 def test_measures_something_of_this_machine():
     assert machine.read_rate(2**16, total=2**20) > 1e6
     assert machine.product_rate(32) > 1e6
