@@ -36,12 +36,8 @@ sys.exit(run(["check", "04.2"]))
 
 
 def start(*arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "minikv", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "minikv", *arguments]
+    return subprocess.Popen(command, stdout=-1, stderr=-1, text=True)
 
 
 def test_alone_it_says_where_you_stand_and_what_comes_next(exercises, capsys):

@@ -130,7 +130,7 @@ def test_a_right_solution_passes_beside_sixteen_busy_loops(exercises, id_):
 
 @pytest.mark.parametrize(
     ("body", "says"),
-    [
+    thorough_after(4, [
         ("import os\nos._exit(0)", "the process ended itself with status 0"),
         ("import os\nos.abort()", "SIGABRT"),
         ("import sys\nsys.exit('bye')", "SystemExit: bye"),
@@ -140,8 +140,8 @@ def test_a_right_solution_passes_beside_sixteen_busy_loops(exercises, id_):
         ("return [0] * 10**12", "MemoryError"),
         ("return self.free_blocks.pop()", "AttributeError: 'BlockPool' object has no attribute"),
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
-    ],
-)
+    ]),
+)  # fmt: skip
 def test_code_that_ends_badly_gets_a_sentence(exercises, body, says):
     write(exercises, body)
     report = lab.check("04.1")

@@ -186,15 +186,8 @@ def room(name: str) -> str:
 
 # The rooms that chapters share, from the ground up. Chapters are found there, and not named.
 ROOMS = (
-    "pictures",
-    "workloads",
-    "exercise_data",
-    "judge",
-    "reports",
-    "reader",
-    "grading",
-    "authoring",
-)
+    "pictures", "workloads", "exercise_data", "judge", "reports", "reader", "grading", "authoring",
+)  # fmt: skip
 
 
 def place_in_course(name: str) -> tuple[int, str]:

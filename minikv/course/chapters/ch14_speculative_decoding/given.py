@@ -9,7 +9,6 @@ import minikv
 from minikv import BlockPool, BlockTable
 from minikv.course.pictures.block_viewer import History
 from minikv.course.pictures.snapshot import counted
-from minikv.course.workloads import timing
 from minikv.language_model import LanguageModel
 from minikv.speculative import Drafter, Proposal, keep_equal
 
@@ -37,9 +36,8 @@ class Fixed(Drafter):
 
 
 def seconds_by_tokens(
-    lm: LanguageModel, sizes: Sequence[int], attention: str,
-    steps: int = 25 if timing.REPEATS > 1 else 3, context: int = 128,
-) -> list[float]:  # fmt: skip
+    lm: LanguageModel, sizes: Sequence[int], attention: str, steps: int = 25, context: int = 128
+) -> list[float]:
     """The least time of a step over n tokens of one sequence, the newest and n - 1 drafts."""
     engines = []
     for size in sizes:

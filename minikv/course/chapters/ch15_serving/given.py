@@ -251,7 +251,7 @@ async def offer(
 ) -> Trial:  # fmt: skip
     """Let requests come at random (Poisson), `rate` per second, whether others are answered or not.
     Random prompts share nothing. What is not over a second after the last came is given up."""
-    draw = random.Random(7)
+    draw, at, started = random.Random(7), 0.0, monotonic()
     params = SamplingParams(max_tokens=num_new, ignore_eos=True)
     size = loop.engine.lm.config.vocab_size
     answered: list[Answered] = []
@@ -276,16 +276,15 @@ async def offer(
         finally:
             answer.cancel()  # nothing, if it is over
 
-    tasks, at, started, number = [], 0.0, monotonic(), 0
+    tasks: list[asyncio.Task] = []
     while (at := at + draw.expovariate(rate)) < seconds:
         prompt = [draw.randrange(size) for _ in range(num_prompt)]
         await asyncio.sleep(max(0.0, started + at - monotonic()))
-        tasks.append(asyncio.create_task(ask(str(number), prompt)))
-        number += 1
+        tasks.append(asyncio.create_task(ask(str(len(tasks)), prompt)))
     with suppress(TimeoutError):  # all that is not over is cancelled then
         await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 1.0)
     good = sum(one.first <= limits.first and one.between <= limits.between for one in answered)
-    return Trial(number / seconds, len(answered) / seconds, num_refused / seconds, good / seconds)
+    return Trial(*(n / seconds for n in (len(tasks), len(answered), num_refused, good)))
 
 
 async def at_once(loop: EngineLoop, number: int, num_prompt: int = 160, num_new: int = 32) -> float:

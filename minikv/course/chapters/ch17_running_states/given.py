@@ -69,8 +69,7 @@ def served_alone(
     room = 2 * lm.config.state_bytes(lm.dtype)
     with in_place_of("minikv.states.slots:StatePool", pool):
         engine = Engine(lm, EngineConfig(8, 4, max_num_seqs=1, state_bytes=room, attention="torch"))
-    rule, found = SamplingParams(max_tokens=12, ignore_eos=True), []
-    for text in texts:
-        [output] = engine.generate([text], rule)
-        found.append((output.token_ids, lm.generate_naively(lm.encode(text), 12)))
-    return found
+    rule = SamplingParams(max_tokens=12, ignore_eos=True)
+    found = [engine.generate([text], rule)[0].token_ids for text in texts]
+    alone = [lm.generate_naively(lm.encode(text), 12) for text in texts]
+    return list(zip(found, alone, strict=True))
