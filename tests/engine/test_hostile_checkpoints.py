@@ -231,12 +231,12 @@ def test_a_regular_expression_without_end(folder, tinypy, pattern, part):
 
 @pytest.mark.parametrize(
     "pattern",
-    [
-        *(r"(?:ab|cd)+| ?\p{L}+", r"(\d{3})*\d+|\s+", r"[^\n]+|\n+", r"\d{1,3}(?=(?:\d{3})*\b)"),
+    thorough_after(2, [
         r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
         r"\s+(?!\S)|\s+",
-    ],
-)
+        *(r"(?:ab|cd)+| ?\p{L}+", r"(\d{3})*\d+|\s+", r"[^\n]+|\n+", r"\d{1,3}(?=(?:\d{3})*\b)"),
+    ]),
+)  # fmt: skip
 def test_a_regular_expression_that_is_quick_is_taken(folder, tinypy, pattern):
     """Those of published tokenizers have repeated groups, and two kinds that may be a blank."""
     with_expression(folder, tinypy, pattern)

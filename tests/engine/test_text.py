@@ -21,12 +21,12 @@ from minikv.sequence import Request
 
 @pytest.mark.parametrize(
     "setting",
-    [
+    thorough_after(1, [
         {"truncation": {"max_length": 8, "stride": 0, "strategy": "LongestFirst",
                         "direction": "Right"}},
         {"padding": {"strategy": {"Fixed": 64}, "direction": "Left", "pad_to_multiple_of": None,
                      "pad_id": 0, "pad_type_id": 0, "pad_token": "<|endoftext|>"}},
-    ],
+    ]),
     ids=["truncation", "padding"],
 )  # fmt: skip
 def test_a_tokenizer_neither_cuts_nor_fills_up(tinypy, tmp_path, setting):
