@@ -21,7 +21,6 @@ QUIET = {
     tokenize.ENDMARKER,
 }  # fmt: skip
 
-
 MOST_OF_THE_CORE = 2190  # lines of code
 
 
@@ -134,10 +133,18 @@ def imports_in(node: ast.AST, later: bool = False) -> Iterator[tuple[ast.stmt, b
             yield from imports_in(one, later or is_function)
 
 
+@cache
+def known_of(source: str) -> tuple[list[tuple[ast.stmt, bool]], list[str], set[str]]:
+    """A module's imports, its public classes, and all its names: read once for all tests."""
+    tree = ast.parse(source)
+    classes = [n.name for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name[0] != "_"]
+    return [*imports_in(tree)], classes, names_of(compile(tree, "", "exec"))
+
+
 def imports_of(module: str, source: str, known: Collection[str]) -> set[Import]:
     """What a module imports of those that are known, anywhere in its text."""
     found = set()
-    for node, later in imports_in(ast.parse(source)):
+    for node, later in known_of(source)[0]:
         names: set[str] = set()
         if isinstance(node, ast.Import):
             names = {alias.name for alias in node.names}
@@ -248,9 +255,8 @@ def test_a_public_class_name_means_one_thing():
     homes = defaultdict(list)
     for name, text in sources().items():
         if ".chapters." not in name:
-            for node in ast.walk(ast.parse(text)):
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    homes[node.name].append(name)
+            for one in known_of(text)[1]:
+                homes[one].append(name)
     twice = {name: modules for name, modules in homes.items() if len(modules) > 1}
     assert len(homes) > 300 and not twice, f"give each a name of its own: {twice}"
 
@@ -259,9 +265,6 @@ def test_the_documents_list_the_core_in_the_same_order():
     text = (ROOT / "docs" / "ENGINE.md").read_text(encoding="utf-8")
     table = re.findall(r"^\| \[(\w+)\.py\]\(\.\./minikv/\w+\.py", text, re.M)
     assert [f"minikv.{name}" for name in table] == reading_order()[:-1]
-
-
-# ── Time ──────────────────────────────────────────────────────────────────────
 
 
 # ── Names in texts ────────────────────────────────────────────────────────────
@@ -300,8 +303,8 @@ def test_names_in_backquotes_exist():
         file for top in ("minikv", "kernels", "tests", "docs") for file in (ROOT / top).rglob("*")
     ]
     code = {file: file.read_text("utf-8") for file in ours if file.suffix == ".py"}
-    compiled = [compile(text, "", "exec") for text in code.values()]
-    known = OF_OTHERS.union({file.stem for file in ours}, *map(names_of, compiled))
+    defined = [known_of(text)[2] for text in code.values()]
+    known = OF_OTHERS.union({file.stem for file in ours}, *defined)
     pages = [file for file in (ROOT / "docs").glob("*.md") if file.stem != "REAL_ENGINES"]
     texts = [page.read_text("utf-8") for page in (*pages, ROOT / "CONTRIBUTING.md")]
     texts += [text for file, text in code.items() if "tests" not in file.parts]
@@ -325,7 +328,7 @@ MAY_KNOW_THE_TIME = {  # file of tests/: why
 
 def looks_at_the_time(source: str) -> bool:
     """Whether code sleeps or reads a clock; not whether it holds such code as text."""
-    if not any(name in source for name in ("time", *CLOCKS)):
+    if not re.search(rf"time\s*\.\s*time|{'|'.join(CLOCKS)}", source):
         return False
     for node in ast.walk(ast.parse(source)):
         name = getattr(node, "attr", None) or getattr(node, "id", None)
