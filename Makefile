@@ -10,7 +10,6 @@ BIN := .venv/bin
 STAMP := .venv/installed
 CHECKED := .venv/checked
 TRUSTED := .venv/trusted
-DISTRIBUTED := .venv/distributed
 PINS := -c constraints.txt
 # Nothing is compiled in advance: Python does that when it first imports a file, and of the 17,000
 # that come along few ever are.
@@ -173,10 +172,11 @@ test-all:
 	@$(BIN)/python tests/skipped.py $(SKIPPED)
 test-all: export MINIKV_SKIPPED := $(CURDIR)/$(SKIPPED)
 
-# What only chapter 13 uses. Without it, its tests are skipped. The checkout itself, which is there,
-# is not installed once more: others run on it meanwhile.
-$(DISTRIBUTED): $(STAMP)
-	@echo "== Installing what engines on many machines need"
+# What only chapter 13 uses, and only `make test-all` tests. The checkout itself, which is there, is
+# not installed once more: others run on it meanwhile.
+RAY := .venv/ray
+$(RAY): $(STAMP)
+	@echo "== Installing Ray, for engines on many machines"
 	@$(PIP) --quiet $(PINS) "minikv[distributed]" \
 		&& touch $@ || echo "It could not be installed; its tests will be skipped"
 
@@ -219,7 +219,7 @@ SUITE := $(NBVAL) $(MARKED) $(addprefix --ignore=,tests/install tests/site $(IN_
 # While one worker waits for a browser, a kernel or a clock, another has room for its tests. Memory
 # of 4 MiB and more is the system's again as soon as it is free: glibc would keep the K and V of
 # engines that are gone, and a worker makes hundreds.
-units: environment
+units: environment $(if $(MARKED),,$(RAY))
 	@echo "== Unit, property and parity tests; a page in a browser; notebooks: every stored output is"
 	@echo "   what the code prints"
 	@PYTHONPATH="$(QUICK)" MALLOC_MMAP_THRESHOLD_=4194304 \
@@ -266,7 +266,7 @@ $(COMPILED): .venv/compiled-for-%: $(STAMP) $(wildcard $(patsubst %,minikv/%/*.p
 
 # Python's own files of all that tests import: workers that begin at once would each make them all.
 IMPORTED := .venv/imported
-$(IMPORTED): $(STAMP) | doctor $(DISTRIBUTED)
+$(IMPORTED): $(STAMP) | doctor
 	@PYTHONPATH="$(QUICK)" $(PYTEST) --collect-only --quiet $(SUITE) > /dev/null; touch $@
 
 environment: $(IMPORTED) $(COMPILED)

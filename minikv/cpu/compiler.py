@@ -83,7 +83,8 @@ def compiled_beside(compiled: Any, *args: Any) -> Iterator[None]:
     calls it compiles it."""
     kinds, it, cache = tuple(map(typeof, args)), compiled.py_func, compiled._cache
     with ExitStack() as stack:
-        is_kept = cache.cache_path is None or cache.load_overload(kinds, compiled.targetctx)
+        is_here = cache.cache_path is None or kinds in compiled.overloads
+        is_kept = is_here or cache.load_overload(kinds, compiled.targetctx)
         if not is_kept and (os.cpu_count() or 1) > 1:
             code = f"""import gc, pickle, {it.__module__} as its; gc.disable()
 its.{it.__name__}.compile(pickle.loads({pickle.dumps(kinds)!r}))"""

@@ -140,7 +140,7 @@ def test_weights_lie_in_panels_alone_and_are_what_they_were(tmp_path, name):
     assert_right(wide, Engine(half, small(attention="torch")), prompts)  # layer by layer, on panels
 
 
-def test_where_it_falls_back(checkpoint, llama):
+def test_where_it_falls_back(llama):
     half = minikv.load(llama.folder, dtype=torch.bfloat16)
     engine = Engine(half, small(kv_dtype="int4", block_size=16))
     assert type(engine.attention) is QuantisedAttention
@@ -148,6 +148,9 @@ def test_where_it_falls_back(checkpoint, llama):
     with pytest.raises(ValueError, match=r"'int4' for models in float32 only, .*use 'int8'"):
         Engine(half, small(kv_dtype="int4", block_size=16, attention="cpu"))
 
+
+@pytest.mark.thorough
+def test_states_are_computed_layer_by_layer(checkpoint):
     states = minikv.load(checkpoint("qwen3.5").folder, dtype=torch.bfloat16)
     engine = Engine(states, small())
     assert engine.attention.decodes is None
