@@ -17,7 +17,6 @@ from minikv.course.chapters.ch04_paged_blocks.block_by_block import DecodesToget
 from minikv.course.chapters.ch08_triton_paged_attention.watch import (
     Watch,
     compiled,
-    language_patched_once,
     shown_elements,
 )
 from minikv.course.judge.checking import Wrong, check, runs_model
@@ -539,9 +538,7 @@ def generate(lm: minikv.LanguageModel, attend_all: Callable) -> str:
         attention=partial(DecodesTogether, attend_all=attend_all),
     )
     params = minikv.SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
-    with language_patched_once():
-        outputs = engine.generate(prompts, params)
-    return decoded(lm, prompts, outputs)
+    return decoded(lm, prompts, engine.generate(prompts, params))
 
 
 class Programs:

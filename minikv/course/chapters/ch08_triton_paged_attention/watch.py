@@ -57,7 +57,8 @@ interpreter.InterpretedFunction.__init__ = _read_at_once(interpreter.Interpreted
 @contextmanager
 def language_patched_once() -> Iterator[None]:
     """Triton's interpreter replaces the functions of `tl` by its own whenever a kernel calls
-    another, which takes longer than most kernels do. In here they are replaced all the time."""
+    another, which takes longer than most kernels do. In here they are replaced all the time.
+    Each launch is in here, and what makes many can be, too."""
     patch = interpreter._patch_lang
     scope = patch(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     done = SimpleNamespace(restore=lambda: None)
@@ -67,6 +68,9 @@ def language_patched_once() -> Iterator[None]:
     finally:
         interpreter._patch_lang = patch
         scope.restore()
+
+
+interpreter.GridExecutor.__call__ = language_patched_once()(interpreter.GridExecutor.__call__)
 
 
 @dataclass

@@ -5,6 +5,8 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from minikv.engine import Engine, EngineConfig
 from minikv.groups import GroupPool
 from minikv.language_model import LanguageModel
@@ -19,31 +21,36 @@ def with_windows(lm: LanguageModel, *windows: int | None) -> LanguageModel:
     return LanguageModel(lm.name, transformer, lm.tokenizer)
 
 
+def without_model(lm: LanguageModel, **config: Any) -> Engine:
+    """An engine that counts its blocks as always and computes nothing: every token is 0."""
+    engine = Engine(lm, EngineConfig(prefix_cache=False, **config))
+    vars(engine.runner)["compute"] = lambda batch: torch.zeros(len(batch.context_lens), 1)
+    return engine
+
+
 def held_by_step(
     lm: LanguageModel, prompt_ids: Sequence[int], max_tokens: int, **config: Any
-) -> tuple[list[int], list[int], list[int]]:
-    """One request: after each step the tokens whose K and V were computed, and the bytes of memory
-    that no other sequence can have; then all tokens of the answer."""
-    engine = Engine(lm, EngineConfig(prefix_cache=False, **config))
+) -> tuple[list[int], list[int]]:
+    """One request: after each step the tokens whose K and V would be computed, and the bytes of
+    memory that no other sequence can have."""
+    engine = without_model(lm, **config)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     engine.add_request(list(prompt_ids), params)
     computed: list[int] = []
     held: list[int] = []
-    token_ids: list[int] = []
     while engine.has_unfinished:
-        outputs = engine.step()
-        token_ids = outputs[0].token_ids if outputs else token_ids
+        engine.step()
         if engine.has_unfinished:
             stats = engine.stats()
             computed.append(stats.computed_tokens)
             tokens = stats.blocks_used * engine.config.block_size
             held.append(round(tokens * engine.store.bytes_per_token))
-    return computed, held, token_ids
+    return computed, held
 
 
 def most_at_once(lm: LanguageModel, prompts: Sequence[list[int]], **config: Any) -> int:
     """How many sequences decode in one step, at most."""
-    engine = Engine(lm, EngineConfig(prefix_cache=False, **config))
+    engine = without_model(lm, **config)
     for prompt_ids in prompts:
         engine.add_request(prompt_ids, SamplingParams(max_tokens=64, ignore_eos=True))
     most = 0
