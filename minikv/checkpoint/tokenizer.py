@@ -23,6 +23,7 @@ ALL = "".join(map(chr, range(32, 127))) + "\n\té中"
 # What templates know by name.
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
            "mask_token")  # fmt: skip
+quick: set[bytes] = set()  # settings of parts with expressions, once they are tried
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
@@ -59,8 +60,9 @@ def _require_quick(file: Path, tokenizer: Tokenizer) -> None:
         (tokenizer.pre_tokenizer, lambda text: tokenizer.pre_tokenizer.pre_tokenize_str(text)),
         (tokenizer.decoder, lambda text: tokenizer.decoder.decode([text])),
     ):
-        patterns = "\n".join(_patterns(json.loads(part.__getstate__()) if part is not None else ()))
-        if not patterns:
+        settings = part.__getstate__() if part is not None else b"{}"
+        patterns = "\n".join(_patterns(json.loads(settings)))
+        if not patterns or settings in quick:
             continue
         most = TOO_LONG * min(1e-3, max(5e-4, _seconds(search, ALL)))  # on any machine
         rest = "\0" + ALL + patterns.replace("\\n", "\n").replace("\\r", "\r")
@@ -72,6 +74,7 @@ def _require_quick(file: Path, tokenizer: Tokenizer) -> None:
                     f"for {length} characters of {piece * 3!r}…: a long prompt would keep "
                     "everybody waiting; use another tokenizer.json"
                 )
+        quick.add(settings)
 
 
 def _patterns(raw: Any) -> Iterator[str]:

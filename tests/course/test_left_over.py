@@ -23,7 +23,7 @@ THERE = {exercise.id for chapter in chapters().values() for exercise in chapter.
 
 def in_python(text: str) -> Iterator[tuple[str, str]]:
     """(id, what stands around it) of each text that is an id and nothing else."""
-    for outer in ast.walk(ast.parse(text if ID.search(text) else "")):
+    for outer in ast.walk(ast.parse(text if re.search(f"[\"']{ID.pattern}[\"']", text) else "")):
         for node in ast.iter_child_nodes(outer):
             if isinstance(getattr(node, "value", None), str) and ID.fullmatch(node.value):
                 yield node.value, ast.unparse(outer).partition("\n")[0][:60]

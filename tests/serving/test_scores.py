@@ -20,7 +20,7 @@ PENALTIES = [
     {"frequency_penalty": -0.6, "presence_penalty": 2.0, "repetition_penalty": 0.8},
     {"frequency_penalty": 2.0, "logit_bias": ((271, 3.0), (5, -4.0))},
 ]  # fmt: skip
-LENGTH = 24
+LENGTH = 16
 
 
 def by_definition(lm, prompt, asked, index=0):

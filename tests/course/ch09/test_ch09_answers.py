@@ -106,7 +106,7 @@ def test_turns_show_a_race_and_always_the_same():
     assert torch.equal(*results) and races[0] == races[1] > 0
     assert not torch.allclose(results[0], right_one, atol=1e-2)
     one_by_one = pieces.decode_in_pieces(
-        *arguments, run=lambda kernel, calls: [kernel(*call) for call in calls]
+        *arguments, run=lambda kernel, calls: [kernel.py_func(*call) for call in calls]
     )
     torch.testing.assert_close(one_by_one, right_one)
 

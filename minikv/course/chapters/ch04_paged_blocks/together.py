@@ -57,7 +57,7 @@ def expect(lm: minikv.LanguageModel) -> Expected:
         params = minikv.SamplingParams(max_tokens=max_tokens, ignore_eos=True, **more)
         return Job(lm.encode(text), params)
 
-    jobs = [job("import os\n", 40), job("def fib(n):", 40), job("while True:\n", 40)]
+    jobs = [job("import os\n", 24), job("def fib(n):", 24), job("while True:\n", 24)]
     jobs += [job(SYSTEM + question, 16) for question in QUESTIONS]
     jobs += [jobs[-1], job(SYSTEM + QUESTIONS[1], 20, n=3)]
     jobs += [job(SYSTEM + QUESTIONS[2], 12, cache_salt="tenant"), job("class Queue:", 30)]
