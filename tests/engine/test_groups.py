@@ -56,16 +56,20 @@ MET = Counter()
 WINDOWS = [(None, 5), (5, 5, 5, 5, None), (5, 5)]
 
 
-@meets(MET, {"prefixes": 5, "forks": 15, "replaced": 2, "evicted": 20, "full": 30})
-@given(
-    windows=st.sampled_from(WINDOWS),
-    block_size=st.integers(1, 7),
-    ahead=st.integers(0, 3),
-    chunk=st.sampled_from([1, 4, 30]),
-    seed=st.integers(0, 2**20),
-)
-@settings(max_examples=60, deadline=None)
-def test_tables_keep_what_a_query_sees(llama, windows, block_size, ahead, chunk, seed):
+FLOORS = {"prefixes": 5, "forks": 15, "replaced": 2, "evicted": 20, "full": 30}  # of 60 examples
+
+
+@pytest.mark.parametrize("examples", thorough_after(1, [30, 60]))
+def test_tables_keep_what_a_query_sees(llama, examples):
+    property = given(
+        windows=st.sampled_from(WINDOWS), block_size=st.integers(1, 7), ahead=st.integers(0, 3),
+        chunk=st.sampled_from([1, 4, 30]), seed=st.integers(0, 2**20),
+    )(assert_tables_keep)  # fmt: skip
+    floors = {name: max(1, count * examples // 60) for name, count in FLOORS.items()}
+    meets(MET, floors)(settings(max_examples=examples)(property))(llama)
+
+
+def assert_tables_keep(llama, windows, block_size, ahead, chunk, seed):
     """Sequences that begin with a prefix of others, are computed in chunks, fork, draft, shrink and
     leave at random. Most have the same text. Each token's mark, in every group, is where the table
     says for as long as a query may look at it."""
@@ -233,8 +237,7 @@ def test_tokens_are_the_oracles(llama, attention, windows, block_size):
     engine.pool.check()
 
 
-@pytest.mark.usual(attention="cpu", name="tinypy-hybrid")
-@pytest.mark.parametrize("attention", ["torch", "cpu"])
+@pytest.mark.parametrize("attention", thorough_after(1, ["cpu", "torch"]))
 @pytest.mark.parametrize("name", thorough_after(2, ["tinypy-hybrid", *ALTERNATING, "mistral"]))
 def test_layers_that_alternate_equal_transformers(checkpoint, name, attention):
     """In the patterns of Gemma 3 and gpt-oss, and of the models whose attention is ours."""
