@@ -49,7 +49,7 @@ from minikv.tiers.names import block_names, root_name
 
 @pytest.mark.parametrize("policy", thorough_after(1, EVERY_POLICY.values()), ids=EVERY_POLICY)
 def test_tokens_are_those_of_one_engine(tinypy, policy):
-    prompts, params = prompts_of(tinypy.lm, 18), params_of(18)
+    prompts, params = prompts_of(tinypy.lm, 12), params_of(12)
     expected = one_engine(tinypy.lm, prompts, params)
     workers = [Fragile(tinypy.lm) for _ in range(3)]
     with Front(workers, policy) as front:
@@ -499,7 +499,7 @@ def test_a_killed_worker_loses_no_request(tinypy):
     bodies = [
         {"prompt": "def f(n):\n" * 8 + f"{i}", "max_tokens": 14, "temperature": 0.8, "seed": i,
          "n": 2, "ignore_eos": i % 2 > 0, "stream": True, "stream_options": {"include_usage": True}}
-        for i in range(12)
+        for i in range(8)
     ]  # fmt: skip
     names = "max_tokens", "temperature", "seed", "n", "ignore_eos"
     params = [SamplingParams(**{name: one[name] for name in names}) for one in bodies]
@@ -507,7 +507,7 @@ def test_a_killed_worker_loses_no_request(tinypy):
     asked = [itertools.count() for _ in range(2)]  # each dies once, a request less than ATTEMPTS
     workers = [Fragile(tinypy.lm, dies=lambda one=one: next(one) == 15) for one in asked]
     with server(tinypy.lm, served_by=Cluster(tinypy.lm, workers)) as at:
-        with ThreadPoolExecutor(12) as threads:
+        with ThreadPoolExecutor(8) as threads:
             answers = list(threads.map(lambda body: at.ask(body=body).text, bodies))
         assert at.by.target.num_lost == 2
         until(at.by.is_idle)

@@ -13,6 +13,7 @@ FOLDER/
 import hashlib
 import json
 import shutil
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,6 +43,7 @@ In this folder, with the Python that the course is installed in:
 MOVED = {"](../minikv/": "](../engine/minikv/", "](../kernels/": "](../engine/kernels/"}
 
 
+@cache
 def notebooks() -> dict[str, str]:
     """The text of every notebook, by its name. A wheel has them inside of the package.
 
