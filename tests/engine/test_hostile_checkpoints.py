@@ -231,7 +231,7 @@ def test_a_regular_expression_without_end(folder, tinypy, pattern, part):
 
 @pytest.mark.parametrize(
     "pattern",
-    thorough_after(2, [
+    thorough_after(1, [
         r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
         r"\s+(?!\S)|\s+",
         *(r"(?:ab|cd)+| ?\p{L}+", r"(\d{3})*\d+|\s+", r"[^\n]+|\n+", r"\d{1,3}(?=(?:\d{3})*\b)"),

@@ -261,9 +261,9 @@ def test_a_plan_without_those_that_leave_keeps_their_places_and_waits_for_nothin
     assert waits == [False] and engine.tiers.may_wait
 
 
-def test_a_last_sequence_that_is_swapped_out_while_another_ends():
+def test_a_last_sequence_that_is_swapped_out_while_another_ends(tinypy):
     """The plan has moves and nobody to run: they must be made."""
-    lm = minikv.load("tinypy")
+    lm = tinypy.lm
     config = small(
         num_blocks=8, max_num_seqs=4, max_batch_tokens=16, prefix_cache=False,
         preemption="swap", host_blocks=24,

@@ -143,6 +143,7 @@ def test_operations_count_what_is_new_or_free_by_them():
 # ── The oracle ────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usual(pair="llama", contiguous=True)
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_every_architecture_and_position(pair, contiguous):
     [prompt] = pair.prompts(40)
@@ -154,7 +155,7 @@ def test_every_architecture_and_position(pair, contiguous):
 
 
 @pytest.mark.parametrize(
-    "pair", thorough_after(3, ["tinypy", *reversed(ARCHITECTURES)]), indirect=True
+    "pair", thorough_after(2, [*reversed(ARCHITECTURES), "tinypy"]), indirect=True
 )
 def test_greedy_tokens_equal_the_oracle_until_the_ring_is_full(pair):
     [prompt] = pair.prompts(20)
