@@ -162,12 +162,9 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def test_import_stays_light_and_that_of_the_kernels_settles_the_interpreter():
-    heavy = (
-        "transformers", "matplotlib", "ipywidgets", "IPython", "triton", "huggingface_hub",
-        "minikv_kernels",
-    )  # fmt: skip
+    heavy = "transformers matplotlib ipywidgets IPython triton huggingface_hub minikv_kernels"
     code = f"""import os, sys, minikv
-print([m for m in {heavy!r} if m in sys.modules])
+print([m for m in {heavy.split()} if m in sys.modules])
 import minikv_kernels.mode as m; print(m.INTERPRETED, os.environ['TRITON_INTERPRET'])"""
     assert run_python(code, **NO_GPU).stdout == "[]\nTrue 1\n"
 
