@@ -30,17 +30,16 @@ CONFIG = EngineConfig(num_blocks=128, attention="torch")
 @contextmanager
 def nothing_is_left():
     """No process that was started inside outlives it."""
-    before = {one.pid for one in psutil.Process().children(recursive=True)}
+    before = {*children()}
     yield
-    until(lambda: {one.pid for one in children()} <= before)
+    until(lambda: before.issuperset(children()))
 
 
 def children():
-    return [
-        one
-        for one in psutil.Process().children(recursive=True)
-        if one.status() != psutil.STATUS_ZOMBIE
-    ]
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            if one.status() != psutil.STATUS_ZOMBIE:
+                yield one.pid
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +59,10 @@ def killed_command():
         try:
             url = process.stdout.readline().strip()
             reply = httpx.post(url, json=BODY, timeout=120).json()
-            started = psutil.Process(process.pid).children(recursive=True)
-            addresses = [address for one in started for address in one.net_connections("tcp")]
+            started, addresses = psutil.Process(process.pid).children(recursive=True), []
+            for one in started:
+                with suppress(psutil.NoSuchProcess):  # it has ended since
+                    addresses += one.net_connections("tcp")
         finally:
             process.kill()
     listen = [one for one in addresses if one.status == "LISTEN"]
@@ -155,9 +156,9 @@ def test_prefill_apart_before_and_after_kills_at_random_moments(workers, tinypy)
             answers = [threads.submit(tokens, one) for one in streams]
             for index in kills:
                 time.sleep(rng.uniform(0, 0.3))
-                if front.lanes[index].pid is not None:  # else it is being started again already
+                if (pid := front.lanes[index].pid) is not None:  # else it is being started again
                     with suppress(ProcessLookupError):  # likewise, and the front has not noticed
-                        os.kill(front.lanes[index].pid, signal.SIGKILL)
+                        os.kill(pid, signal.SIGKILL)
             assert [one.result(timeout=400) for one in answers] == expected
             if not kills:
                 assert {one.worker for one in streams} == {1}
@@ -179,7 +180,7 @@ def test_an_object_whose_worker_has_died_is_a_miss(workers):
     [progress] = workers[0].work([WorkerJob(1, prompt, params, hands_over=True)], []).progress
     _, shared = progress.prefix
     os.kill(pid, signal.SIGKILL)
-    until(lambda: pid not in [one.pid for one in children()])
+    until(lambda: pid not in children())
     until(lambda: actors.Actor.fetch(None, shared) is None)
     assert workers[0].start().pid != pid
 
@@ -235,7 +236,7 @@ def test_a_worker_that_hangs_is_started_again(workers):
 def test_an_ended_worker_leaves_no_process_and_can_be_started_again(workers):
     before = workers[1].start().pid
     workers[1].end()
-    until(lambda: before not in [one.pid for one in children()])
+    until(lambda: before not in children())
     assert workers[1].start().pid != before
 
 
