@@ -8,6 +8,7 @@ does it, or merging two attentions by one softmax, as in the paper.
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from minikv.config import ModelConfig
 from minikv.errors import require_int, require_one_of
@@ -37,7 +38,7 @@ class SelfExtendRing:
             )
         self.grouped = 0  # positions before this one are grouped
 
-    def append(self, lm: LanguageModel, token_ids: Sequence[int]) -> torch.Tensor:
+    def append(self, lm: LanguageModel, token_ids: Sequence[int]) -> Tensor:
         """Logits after each of the next T tokens, (T, vocab_size) float32."""
         rows, done = [], 0
         while done < len(token_ids):
@@ -89,7 +90,7 @@ class SelfExtendCache(RollingCache):
         self.border = require_one_of("border", border, ("rolling", "steps"))
         self.frequencies = config.inverse_frequencies()
 
-    def far_positions(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def far_positions(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """For queries at these positions (T,): the first near position of each, and where it
         stands for far keys, (T,) each."""
         width, group = self.neighbours, self.group
@@ -99,14 +100,8 @@ class SelfExtendCache(RollingCache):
         return queries - width + 1, queries // group + width - width // group
 
     def attend_over(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        queries: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        positions: torch.Tensor,
-    ) -> torch.Tensor:
+        self, layer: int, q: Tensor, queries: Tensor, k: Tensor, v: Tensor, positions: Tensor
+    ) -> Tensor:
         """As in `RollingCache`; far scores come from q and k turned to grouped positions."""
         visible = in_window(queries, positions, self.windows[layer])  # (T, N)
         first_near, grouped = self.far_positions(queries)

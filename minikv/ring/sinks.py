@@ -5,6 +5,7 @@ plain window loses these tokens, the text falls apart.
 """
 
 import torch
+from torch import Tensor
 
 from minikv.config import ModelConfig
 from minikv.errors import require_int
@@ -35,14 +36,8 @@ class SinkCache(RollingCache):
         return super().num_bytes + self.sinks.nbytes
 
     def attend_over(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        queries: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        positions: torch.Tensor,
-    ) -> torch.Tensor:
+        self, layer: int, q: Tensor, queries: Tensor, k: Tensor, v: Tensor, positions: Tensor
+    ) -> Tensor:
         """As in `RollingCache`, with the sinks that have left the window."""
         sink_k, sink_v = self.sinks[layer].to(k.dtype)  # (S, K, D) each
         sinks = torch.arange(self.num_sinks)
@@ -55,7 +50,7 @@ class SinkCache(RollingCache):
         from_window = torch.arange(len(k), device=q.device) < len(positions)
         return merged_attention((q, k), (far_q, k), v, from_window, visible)
 
-    def write(self, positions: torch.Tensor) -> None:
+    def write(self, positions: Tensor) -> None:
         first = positions[positions < self.num_sinks]
         for sinks, chunk in zip(self.sinks, self._chunk, strict=True):
             sinks[:, first] = chunk[:, : len(first)].to(sinks.dtype)
