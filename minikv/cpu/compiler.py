@@ -83,9 +83,9 @@ def compiled_beside(compiled: Any, *args: Any) -> Iterator[None]:
     calls it compiles it."""
     kinds, it, cache = tuple(map(typeof, args)), compiled.py_func, compiled._cache
     with ExitStack() as stack:
-        is_here = cache.cache_path is None or kinds in compiled.overloads
-        is_kept = is_here or cache.load_overload(kinds, compiled.targetctx)
-        if not is_kept and (os.cpu_count() or 1) > 1:
+        is_wanted = cache.cache_path is not None and kinds not in compiled.overloads
+        is_wanted = is_wanted and not cache.load_overload(kinds, compiled.targetctx)
+        if is_wanted and (os.cpu_count() or 1) > 1:
             code = f"""import gc, pickle, {it.__module__} as its; gc.disable()
 its.{it.__name__}.compile(pickle.loads({pickle.dumps(kinds)!r}))"""
             env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
