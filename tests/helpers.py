@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from hypothesis import given, settings
 
 import minikv
 from minikv import Engine, EngineConfig, RadixCache, SamplingParams, gpu
@@ -128,6 +129,11 @@ def meets(seen: Counter, least: dict[str, int]):
         return counted
 
     return decorate
+
+
+def meet(seen: Counter, least: dict[str, int], examples: int, check, fixture, **strategies):
+    """`check` this many examples, as `meets` does, where their number is a parameter of a test."""
+    meets(seen, least)(settings(max_examples=examples)(given(**strategies)(check)))(fixture)
 
 
 def meet_contexts(seen: Counter, lens, chunks=None, block_size=1, group=1, window=None) -> None:

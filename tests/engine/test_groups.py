@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers import ALTERNATING, assert_empty, meets, small, with_windows
-from hypothesis import given, settings, strategies as st
+from helpers import ALTERNATING, assert_empty, meet, small, with_windows
+from hypothesis import strategies as st
 from thorough import thorough_after
 
 from minikv import BlockPool, Engine, EngineConfig, OutOfBlocks, SamplingParams
@@ -61,12 +61,12 @@ FLOORS = {"prefixes": 5, "forks": 15, "replaced": 2, "evicted": 20, "full": 30} 
 
 @pytest.mark.parametrize("examples", thorough_after(1, [30, 60]))
 def test_tables_keep_what_a_query_sees(llama, examples):
-    property = given(
+    least = {name: max(1, count * examples // 60) for name, count in FLOORS.items()}
+    meet(
+        MET, least, examples, assert_tables_keep, llama,
         windows=st.sampled_from(WINDOWS), block_size=st.integers(1, 7), ahead=st.integers(0, 3),
         chunk=st.sampled_from([1, 4, 30]), seed=st.integers(0, 2**20),
-    )(assert_tables_keep)  # fmt: skip
-    floors = {name: max(1, count * examples // 60) for name, count in FLOORS.items()}
-    meets(MET, floors)(settings(max_examples=examples)(property))(llama)
+    )  # fmt: skip
 
 
 def assert_tables_keep(llama, windows, block_size, ahead, chunk, seed):

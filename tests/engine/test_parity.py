@@ -21,7 +21,7 @@ from helpers import (
     drain,
     generate,
     make_model,
-    meets,
+    meet,
     small,
     step,
 )
@@ -597,14 +597,11 @@ MET = Counter()
 
 @pytest.mark.parametrize("examples", thorough_after(1, [12, 80]))
 def test_stops_and_streams_of_any_text(talker, examples):
-    property = given(
-        text=st.text("ab \né中🙂", min_size=1, max_size=25),
-        stops=st.lists(st.text("ab é中🙂", min_size=1, max_size=4), max_size=3),
-    )(assert_stops_and_streams)
-    floors = {"stopped": examples // 10, "half a character": examples}
-    meets(MET, floors | {"held back for a stop": examples // 4})(
-        settings(max_examples=examples)(property)
-    )(talker)
+    least = {"stopped": examples // 10, "half a character": examples}
+    least |= {"held back for a stop": examples // 4}
+    text = st.text("ab \né中🙂", min_size=1, max_size=25)
+    stops = st.lists(st.text("ab é中🙂", min_size=1, max_size=4), max_size=3)
+    meet(MET, least, examples, assert_stops_and_streams, talker, text=text, stops=stops)
 
 
 def assert_stops_and_streams(talker, text, stops):
