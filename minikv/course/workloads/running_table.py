@@ -19,7 +19,7 @@ import torch
 from minikv.config import EngineConfig
 from minikv.course.chapters import each
 from minikv.course.pictures.table import Table
-from minikv.course.workloads.timing import REPEATS
+from minikv.course.workloads.timing import REPEATS, full_size
 from minikv.engine import Engine
 from minikv.kv_cache import PreallocatedCache
 from minikv.language_model import LanguageModel
@@ -48,7 +48,7 @@ class TicketQueue:
 
 
 TOGETHER = 8  # how often the request is asked for at once, on the rungs about company
-NEW_TOKENS = 32 if REPEATS > 1 else 4  # fewer where only that it runs is to be seen
+NEW_TOKENS = full_size(32, trial=4)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,11 @@ from typing import Any
 REPEATS = int(os.environ.get("MINIKV_REPEATS", "3"))
 
 
+def full_size(full: float, trial: float = 1) -> Any:
+    """`full`, or `trial` where it is only to be seen that code runs (MINIKV_REPEATS=1)."""
+    return full if REPEATS > 1 else trial
+
+
 @contextmanager
 def no_gc() -> Iterator[None]:
     """The garbage collector off: it would run in one contender's time for another's garbage."""

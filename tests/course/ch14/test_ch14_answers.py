@@ -11,7 +11,7 @@ from minikv.course.chapters.ch14_speculative_decoding.answers import (
     propose_ngram,
     two_reports,
 )
-from minikv.course.chapters.ch14_speculative_decoding.given import REPEATS, film, seconds_by_tokens
+from minikv.course.chapters.ch14_speculative_decoding.given import FILMED, film, seconds_by_tokens
 from minikv.course.chapters.ch14_speculative_decoding.pictures import bars_picture, gain_picture
 from minikv.course.chapters.ch14_speculative_decoding.trees import keep_path, tree_logits
 from minikv.course.exercise_data.manifest import find
@@ -69,7 +69,7 @@ def test_the_reports_by_counting():
 
 
 def test_the_film_takes_back_what_is_wrong(lm):
-    history = film(lm, lm.encode(REPEATS), lambda tokens: propose_ngram(tokens, 2, 5))
+    history = film(lm, lm.encode(FILMED), lambda tokens: propose_ngram(tokens, 2, 5))
     words = [step.words for step in history.steps]
     assert any(told.startswith("5 of 5 kept") for told in words)
     assert any(told.startswith("0 of 5 kept") for told in words)
@@ -83,7 +83,7 @@ def test_the_film_takes_back_what_is_wrong(lm):
         for before, step in zip(history.steps, history.steps[1:], strict=False)
     )
     final = history.steps[-1].tables["A"].num_tokens
-    assert final >= len(lm.encode(REPEATS)) + 8
+    assert final >= len(lm.encode(FILMED)) + 8
 
 
 def test_bars_show_what_is_kept_and_what_is_missing():
@@ -103,7 +103,7 @@ def test_costs_are_measured_and_drawn(lm):
 def test_a_tree_is_verified_in_one_pass_and_its_right_path_is_kept():
     """Text by trees with right and wrong branches is the oracle's only if right rows are kept."""
     lm = minikv.load("tinypy")
-    prompt = lm.encode(REPEATS)
+    prompt = lm.encode(FILMED)
     expected = lm.generate_naively(prompt, 24)
 
     def write(keep):

@@ -18,10 +18,10 @@ import minikv
 from minikv.backend import MakeBackend, TorchAttention
 from minikv.batch import Batch
 from minikv.course.chapters.ch09_cpu_kernels.given import weights_of
-from minikv.course.workloads.timing import REPEATS, no_gc
+from minikv.course.workloads.timing import full_size, no_gc
 from minikv.model import Attend
 
-PROMPT_TOKENS, NEW_TOKENS, BLOCK_SIZE = 64, 24 if REPEATS > 1 else 4, 16
+PROMPT_TOKENS, NEW_TOKENS, BLOCK_SIZE = 64, full_size(24, trial=4), 16
 
 
 class KernelAttention(TorchAttention):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from minikv.course.chapters.ch09_cpu_kernels.given import compiled, in_threads
-from minikv.course.workloads.timing import REPEATS, no_gc
+from minikv.course.workloads.timing import full_size, no_gc
 from minikv.cpu.kernels import matmul
 from minikv.cpu.tiles import ask_for, in_panels
 
@@ -18,7 +18,7 @@ def best(work: Callable[[], object], repeats: int = 5, calls: int = 1) -> float:
     work()
     seconds = []
     with no_gc():
-        for _ in range(repeats if REPEATS > 1 else 1):
+        for _ in range(full_size(repeats)):
             started = perf_counter()
             for _ in range(calls):
                 work()

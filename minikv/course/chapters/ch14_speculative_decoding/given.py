@@ -22,7 +22,7 @@ def area(width, height):
 def new_area(width, height):
     if width < 0"""  # a function, and the beginning of a copy
 
-REPEATS = "    self.a = a\n    self.b = b\n    self."  # the film's prompt, in four blocks of 4
+FILMED = "    self.a = a\n    self.b = b\n    self."  # the film's prompt, in four blocks of 4
 
 
 class Fixed(Drafter):
