@@ -68,7 +68,7 @@ def one_engine(lm, prompts, params, config=CONFIG):
     return [output.token_ids for output in Engine(lm, config).generate(prompts, params)]
 
 
-def assert_all_is_free(workers):
+def assert_all_free(workers):
     for one in workers:
         one.worker.start()  # drops what was cancelled after the last call
         engine = one.worker.engine

@@ -70,7 +70,8 @@ def start_server() -> None:
     code = f"""import sys; sys.path[0] = {str(Path(__file__).parent)!r}
 import forked; forked.serve({its.fileno()})"""
     with its:
-        server = subprocess.Popen([sys.executable, "-c", code], pass_fds=[its.fileno()])
+        # -u, as a judge starts a player: what it prints must not wait in a buffer.
+        server = subprocess.Popen([sys.executable, "-u", "-c", code], pass_fds=[its.fileno()])
     atexit.register(server.wait)
     atexit.register(server.terminate)
 

@@ -86,7 +86,9 @@ def server(lm, keys=(KEY,), served_by=None, model="tinypy", connections=None, **
         # However slow this machine is, nobody is refused for that.
         app = make_app(target, "tinypy", keys, template, **{"first_token": PATIENCE} | options)
         # It takes 30 ms to read the certificates of the web, and nobody there is asked.
-        client = httpx.Client(timeout=PATIENCE, verify=False)
+        # The server closes after 5 s what httpx would use for as long.
+        limits = httpx.Limits(keepalive_expiry=2)
+        client = httpx.Client(timeout=PATIENCE, verify=False, limits=limits)
         with served(app, **connections or {}) as address, client:
             url = "http://{}:{}".format(*address)
 

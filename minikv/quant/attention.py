@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from minikv.backend import PaddedGroup, Rows, TorchAttention
 from minikv.batch import Batch
@@ -42,7 +43,7 @@ class QuantisedAttention(TorchAttention):
         write = store.plan_write(batch)
         groups = [self._with_own_keys(batch, rows, write) for rows in self._rows_alike(batch)]
 
-        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             store.write(layer, write, k, v)
             out = torch.empty_like(q)  # (T, H, D)
             for group in groups:
@@ -80,16 +81,11 @@ class QuantisedGroup:
 
     plain: PaddedGroup
     own_rows: list[int] = field(default_factory=list)  # of each sequence, in the store's `open`
-    own_places: torch.Tensor | None = None  # (R, M) of L: keys that are read in full precision
+    own_places: Tensor | None = None  # (R, M) of L: keys that are read in full precision
 
     def attend(
-        self,
-        store: QuantisedStore,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        window: int | None,
-    ) -> torch.Tensor:
+        self, store: QuantisedStore, layer: int, q: Tensor, k: Tensor, window: int | None
+    ) -> Tensor:
         """q (T, H, D), k (T, K, D) of the whole batch -> (R * Q, H, D) of this group."""
         plain = self.plain
         k_hat, v_hat = (
@@ -104,7 +100,7 @@ class QuantisedGroup:
             q[plain.tokens], k_hat.transpose(1, 2), v_hat.transpose(1, 2), window
         )
 
-    def _own_keys(self, store: QuantisedStore, layer: int, k: torch.Tensor) -> torch.Tensor:
+    def _own_keys(self, store: QuantisedStore, layer: int, k: Tensor) -> Tensor:
         """(R, M, K, D): for a decode the keys of its block, for a chunk those from the beginning of
         its first query's block on."""
         assert store.open is not None and self.own_places is not None

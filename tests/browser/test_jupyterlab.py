@@ -39,7 +39,7 @@ PLAYERS = {
     "11": "the ring",
     "12": "the tiers",
 }
-WAIT = 30_000  # ms for one click, one picture
+WAIT = 1000 * PATIENCE  # ms for one click, one picture
 BEGIN = 300_000  # ms until the page of a notebook is there
 POLLING = 100  # ms: playwright's own way asks for a picture of the page each time
 RUN = 300_000  # ms for some cells of the notebook, on a slow machine that does other things too

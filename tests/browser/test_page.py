@@ -14,9 +14,11 @@ import pytest
 from cluster_case import Fragile
 from serving_case import CONFIG, KEY, Cluster, OneEngine, server
 from thorough import thorough_after
+from waiting import PATIENCE
 
 from minikv import Engine, EngineConfig
 
+WAIT = 1000 * PATIENCE  # ms
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
@@ -31,7 +33,9 @@ def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        found = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=WAIT
+        )
         yield found
         found.close()
 
@@ -45,7 +49,7 @@ def open_page(browser):
         # The tests' own scripts are no part of the page, whose policy would forbid them.
         page = browser.new_context(bypass_csp=True, **context).new_page()
         opened.append(page)
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(WAIT)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("request", lambda one: one.url.startswith((url, "data:")) or wrong.append(one.url))
         page.goto(f"{url}/")
@@ -104,7 +108,7 @@ def test_two_tabs_that_share_a_prompt_show_blocks_being_shared(tinypy, open_page
     with server(tinypy.lm, keys=()) as at:
         tabs = [open_page(at.url), open_page(at.url)]
         for tab in tabs:
-            run(tab, "import os\nimport sys\n" * 8, 90, temperature="1")
+            run(tab, "import os\nimport sys\n" * 8, 900, temperature="1")
         for tab in tabs:
             tab.wait_for_function("document.querySelectorAll('#pool .shared.tree').length > 1")
             assert tab.locator("#requests li").count() == 2
@@ -115,6 +119,7 @@ def test_two_tabs_that_share_a_prompt_show_blocks_being_shared(tinypy, open_page
         assert re.search(r"^Block 0: held by request \d+ and request \d+ and the radix tree", says)
         tabs[0].keyboard.press("Escape")
         assert "stopped after" in answer(tabs[0])[1]
+        tabs[1].keyboard.press("Escape")
         for tab in tabs:  # the other one's end, and what it leaves behind
             tab.wait_for_function("document.querySelectorAll('#requests li').length === 0")
             tab.wait_for_function("document.querySelectorAll('#pool .tree').length > 2")
@@ -132,11 +137,8 @@ def test_evicted_blocks_are_marked_for_a_while(tinypy, open_page):
         page = open_page(at.url)
         run(page, "import os\n" * 40, 2)
         answer(page)
-        page.select_option("#pace", "0.5")
-        page.wait_for_timeout(300)
-        run(page, "def walk(path):\n" * 20, 9)
+        run(page, "def walk(path):\n" * 20, 1)  # a later event would end the mark
         page.wait_for_selector("#pool .evicted")
-        page.keyboard.press("Escape")
 
 
 @pytest.mark.parametrize(

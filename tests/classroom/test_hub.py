@@ -146,7 +146,9 @@ def browser():
         pytest.skip("Chromium is not installed here")
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium, args=arguments)
+        browser = play.chromium.launch(
+            executable_path=chromium, args=arguments, timeout=1e3 * LIMIT
+        )
         try:
             yield browser
         finally:
@@ -208,14 +210,13 @@ def test_the_engine_runs_in_a_students_kernel(hub):
                "allow_stdin": False}  # fmt: skip
     line.send(json.dumps({"header": header, "parent_header": {}, "metadata": {}, "content": content,
                           "channel": "shell", "buffers": []}))  # fmt: skip
-    printed = ""
-    while True:
+    printed, reply = "", {}
+    while not reply or (reply["status"] == "ok" and not printed):  # they come by two sockets
         message = json.loads(line.recv())
         printed += message["content"].get("text", "") if message["msg_type"] == "stream" else ""
-        if message["msg_type"] == "execute_reply":
-            break
+        reply = message["content"] if message["msg_type"] == "execute_reply" else reply
     line.close()
-    assert message["content"]["status"] == "ok", message
+    assert reply["status"] == "ok", reply
     assert len(json.loads(printed)) == 3
     hub.ask(f"/user/ada/api/kernels/{kernel}", "DELETE")
 

@@ -16,15 +16,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 import torch
-from cluster_case import (
-    CONFIG,
-    Fragile,
-    assert_all_is_free,
-    one_engine,
-    params_of,
-    prompts_of,
-    tokens,
-)
+from cluster_case import CONFIG, Fragile, assert_all_free, one_engine, params_of, prompts_of, tokens
 from serving_case import Cluster, server
 from store_case import needs_a_store
 from thorough import thorough_after
@@ -114,7 +106,7 @@ def test_tokens_are_those_of_one_engine_though_workers_die(tinypy, seed):
         assert not front.waiting and not any(lane.requests for lane in front.lanes)
         assert front.num_lost == sum(one.num_deaths for one in workers)
     assert sum(one.num_deaths for one in workers) > 0
-    assert_all_is_free(workers)
+    assert_all_free(workers)
 
 
 def test_a_request_that_kills_its_workers_is_given_up(tinypy):

@@ -8,15 +8,7 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from cluster_case import (
-    CONFIG,
-    Fragile,
-    assert_all_is_free,
-    one_engine,
-    params_of,
-    prompts_of,
-    tokens,
-)
+from cluster_case import CONFIG, Fragile, assert_all_free, one_engine, params_of, prompts_of, tokens
 from helpers import with_weights
 from thorough import thorough_after
 from waiting import until
@@ -57,7 +49,7 @@ def test_one_computes_and_the_other_continues(tinypy, kv_dtype):
     steps = sum(one.max_tokens for one in params)
     computed = sum(stats(one).computed_tokens for one in workers[1:])
     assert computed <= 6 * CONFIG.block_size + steps + 2 * 2, "they decode, and little else"
-    assert_all_is_free(workers)
+    assert_all_free(workers)
 
 
 def test_text_comes_with_the_first_token_and_stops_where_it_should(tinypy):
@@ -106,7 +98,7 @@ def test_no_request_is_lost_though_workers_of_both_kinds_die(tinypy, monkeypatch
         for one in workers:
             one.dies = lambda: False
     assert all(one.num_deaths > 0 for one in workers)
-    assert_all_is_free(workers)
+    assert_all_free(workers)
 
 
 @pytest.mark.parametrize("lost", thorough_after(0, ["the object", "the weights", "the room"]))
@@ -140,7 +132,7 @@ def test_what_cannot_be_taken_over_is_computed(tinypy, lost):
         if lost == "the room":
             for block_id in room:
                 decode.engine.pool.release(block_id)
-    assert_all_is_free(workers)
+    assert_all_free(workers)
 
 
 @pytest.mark.thorough

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from thorough import thorough_after
+from waiting import PATIENCE
 
 from minikv import program
 from minikv.__main__ import run
@@ -91,7 +92,7 @@ def test_control_c_ends_a_command_without_a_trace(tmp_path):
     )  # fmt: skip
     assert process.stdout.readline() == "running\n"
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (130, "\nEnded by Control-C.\n")
 
 
@@ -104,7 +105,7 @@ def test_control_c_ends_a_command_that_still_imports(tmp_path):
     )  # fmt: skip
     assert process.stdout.readline() == "torch\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (-signal.SIGINT, "")
 
 
@@ -161,7 +162,7 @@ def test_a_pipe_that_is_closed_early_is_no_error(arguments):
     """As `| head` does."""
     process = start(arguments)
     process.stdout.close()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(PATIENCE) == 0
     assert process.stderr.read() == ""
     process.stderr.close()
 

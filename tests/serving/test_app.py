@@ -403,8 +403,7 @@ def test_of_too_many_connections_the_one_goes_that_has_waited_the_longest(tinypy
     ):
         by.open.clear()
         asked = {"prompt": "x", "max_tokens": 3}
-        waiting = threads.submit(httpx.post, f"{at.url}/v1/completions", json=asked,
-                                 headers={"Authorization": f"Bearer {KEY}"})  # fmt: skip
+        waiting = threads.submit(at.ask, body=asked)
         until(by.is_stepping)
         idle = [socket.create_connection(at.address, timeout=PATIENCE) for _ in range(5)]
         assert at.ask("/health").status_code == 200
@@ -465,12 +464,14 @@ def test_the_last_events_and_the_end_of_an_answer_are_one_piece():
 def test_a_request_that_fails_has_the_status_500_or_an_event(tinypy, caplog):
     """Before the first token, and after it. The text of the error is not told to clients."""
     engine = Engine(tinypy.lm, CONFIG)
-    with server(tinypy.lm, served_by=OneEngine(tinypy.lm, engine)) as at:
-        step, steps_left = engine.step, [0]
+    with server(tinypy.lm, keys=(), served_by=OneEngine(tinypy.lm, engine)) as at:
+        step, steps_left, has_status = engine.step, [0], threading.Event()
+        has_status.set()
 
         def breaks():
             steps_left[0] -= 1
             if steps_left[0] < 0:
+                assert has_status.wait(PATIENCE)
                 raise ValueError("somebody's secret")
             return step()
 
@@ -478,7 +479,11 @@ def test_a_request_that_fails_has_the_status_500_or_an_event(tinypy, caplog):
         found = at.ask(body=LONG | {"stream": True})
         assert found.status_code == 500 and found.json()["error"]["type"] == "server_error"
         steps_left[0] = 4
-        found = at.ask(body=LONG | {"stream": True})
+        has_status.clear()
+        url, body = f"{at.url}/v1/completions", LONG | {"stream": True}
+        with httpx.stream("POST", url, json=body, timeout=PATIENCE) as found:
+            has_status.set()
+            found.read()
         assert found.status_code == 200
         *_, last = [json.loads(one[6:]) for one in found.text.split("\n\n") if one]
         assert "failed: ValueError" in last["error"]["message"] and "[DONE]" not in found.text
@@ -519,8 +524,7 @@ def test_health_tells_an_engine_that_hangs(tinypy, by):
         assert found.json()["workers"][0]["stats"]["generated_tokens"] == 2 + 3
         until(lambda: not by.is_stepping())  # an answer is sent before its step has ended
         by.open.clear()
-        waiting = threads.submit(httpx.post, f"{at.url}/v1/completions", json={"prompt": "x"},
-                                 headers={"Authorization": f"Bearer {KEY}"})  # fmt: skip
+        waiting = threads.submit(at.ask, body={"prompt": "x"})
         until(by.is_stepping)
         assert at.ask("/health").status_code == 200
         clock = by.target.clock
@@ -590,8 +594,13 @@ def test_metrics_of_drafts_and_of_what_comes_back(tinypy):
     by = OneEngine(tinypy.lm, fearless(Engine(tinypy.lm, config)))
     with server(tinypy.lm, served_by=by) as at, ThreadPoolExecutor() as threads:
         common = {"max_tokens": 120, "ignore_eos": True, "logprobs": 1}
-        bodies = [{"prompt": [5 + i]} | common for i in range(2)]
-        for found in threads.map(lambda body: at.ask(body=body), bodies):
+        calls, both = by.target._calls, threading.Event()
+        calls.put(both.wait)  # there it stays until both have asked
+        until(calls.empty)
+        asked = [threads.submit(at.ask, body=common | {"prompt": [5 + i]}) for i in range(2)]
+        until(lambda: calls.qsize() == 2)
+        both.set()
+        for found in (one.result() for one in asked):
             details = found.json()["usage"]["prompt_tokens_details"]
             assert details == {"cached_tokens": 0}
             [choice] = found.json()["choices"]
@@ -611,8 +620,7 @@ def test_a_full_queue_is_told_to_come_again(tinypy, by):
         by.open.clear()
         with ThreadPoolExecutor() as threads:
             asked = {"prompt": [5] * 40, "max_tokens": 2}
-            first = threads.submit(httpx.post, f"{at.url}/v1/completions", json=asked,
-                                   headers={"Authorization": f"Bearer {KEY}"})  # fmt: skip
+            first = threads.submit(at.ask, body=asked)
             until(by.is_stepping)
             found = at.ask(body=asked)
             assert found.status_code == 503 and found.headers["Retry-After"] == "1"
@@ -743,14 +751,13 @@ def test_pages_of_other_origins_are_let_in_if_they_are_named(tinypy):
                   "Access-Control-Request-Headers": "authorization"}  # fmt: skip
     for origins, allowed in (((), None), (["http://localhost:3000"], "http://localhost:3000")):
         with server(tinypy.lm, origins=origins) as at:
-            first = httpx.options(f"{at.url}/v1/completions", headers=ask)
+            first = at.ask(method="OPTIONS", key=None, headers=ask)
             assert first.status_code == (200 if origins else 401)
-            body, key = {"prompt": "x", "max_tokens": 2}, {"Authorization": f"Bearer {KEY}"}
-            found = httpx.post(f"{at.url}/v1/completions", json=body, headers=page | key)
+            found = at.ask(body={"prompt": "x", "max_tokens": 2}, headers=page)
             assert found.status_code == 200
             for one in (first, found):
                 assert one.headers.get("Access-Control-Allow-Origin") == allowed
-            assert httpx.get(f"{at.url}/v1/models", headers=page).status_code == 401
+            assert at.ask("/v1/models", key=None, headers=page).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -842,8 +849,8 @@ def test_garbage_is_looked_for_among_what_requests_make(tinypy):
 
 def test_with_keys_a_server_may_have_any_name(tinypy):
     with server(tinypy.lm) as at:
-        head = {"Authorization": f"Bearer {KEY}", "Host": "engine.example", "Origin": "http://a"}
-        assert httpx.get(f"{at.url}/v1/models", headers=head).status_code == 200
+        head = {"Host": "engine.example", "Origin": "http://a"}
+        assert at.ask("/v1/models", headers=head).status_code == 200
         with pytest.raises(ValueError, match="keys: one is empty"):
             app_module.make_app(at.by.target, "tinypy", ["a", " "])
 
@@ -866,11 +873,10 @@ def test_tokenize(tinypy):
 def test_the_server_ends_when_its_requests_have(tinypy, by):
     """Draining: what was asked for is answered in full, and nobody new is let in."""
     with ThreadPoolExecutor() as threads:
-        with server(tinypy.lm, served_by=by) as at:
+        with server(tinypy.lm, keys=(), served_by=by) as at:
             by.open.clear()
-            body = {"prompt": "x", "max_tokens": 9, "ignore_eos": True}
-            waiting = threads.submit(httpx.post, f"{at.url}/v1/completions", json=body, timeout=60,
-                                     headers={"Authorization": f"Bearer {KEY}"})  # fmt: skip
+            url, body = f"{at.url}/v1/completions", LONG | {"max_tokens": 9}
+            waiting = threads.submit(httpx.post, url, json=body, timeout=PATIENCE)
             until(by.is_stepping)
             threading.Timer(0.3, by.open.set).start()
         assert len(waiting.result().json()["choices"][0]["token_ids"]) == 9

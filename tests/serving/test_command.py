@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from argparse import ArgumentParser
+from functools import partial
 from types import SimpleNamespace
 
 import httpx
@@ -45,8 +46,8 @@ def test_it_serves_what_it_says_and_ends_when_its_requests_have():
                 target=lambda: answers.append(httpx.post(url, content=body, timeout=PATIENCE))
             )
             asking.start()
-            health = url.replace("v1/completions", "health")
-            until(lambda: httpx.get(health).json()["workers"][0]["stats"]["running"])
+            ask = partial(httpx.get, url.replace("v1/completions", "health"), timeout=PATIENCE)
+            until(lambda: ask().json()["workers"][0]["stats"]["running"])
             process.send_signal(signal.SIGTERM)
             asking.join()
             assert answers[0].json()["usage"]["completion_tokens"] == 700

@@ -3,6 +3,7 @@
 import asyncio
 import re
 
+import httpx
 import openai
 import pytest
 import torch
@@ -31,7 +32,8 @@ def at(tinypy, request):
 
 @pytest.fixture(scope="module")
 def client(at):
-    options = {"api_key": KEY, "max_retries": 0, "timeout": PATIENCE}
+    http = httpx.Client(timeout=PATIENCE, limits=httpx.Limits(keepalive_expiry=2))
+    options = {"api_key": KEY, "max_retries": 0, "timeout": PATIENCE, "http_client": http}
     with openai.OpenAI(base_url=f"{at.url}/v1", **options) as client:
         yield client
 
@@ -479,7 +481,7 @@ def test_the_asynchronous_client(at, expected):
 
     async def everybody():
         async with openai.AsyncOpenAI(
-            base_url=f"{at.url}/v1", api_key=KEY, max_retries=0, timeout=60
+            base_url=f"{at.url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE
         ) as client:
             return await asyncio.gather(*(one(client, i) for i in range(24)))
 

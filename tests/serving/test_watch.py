@@ -39,7 +39,7 @@ def test_every_step_is_told_and_pictures_are_whole(tinypy):
 
         loop.watch(view)
         looking = asyncio.create_task(look())
-        await asyncio.to_thread(until, lambda: loop._watchers)
+        await asyncio.to_thread(until, lambda: found)  # it is seen before the first step
         before = engine.stats().steps
         params = SamplingParams(40, ignore_eos=True, n=2, temperature=1.0)
         asked = await asyncio.gather(*(ask(loop, list(range(1, 40)), params) for _ in range(3)))
@@ -130,7 +130,7 @@ def test_a_pace_is_for_servers_without_keys(tinypy, keys):
     with server(tinypy.lm, keys=keys) as at:
         loop = at.by.target
         head = {"Authorization": f"Bearer {KEY}"}
-        with httpx.stream("GET", f"{at.url}/events?pace=9", headers=head, timeout=30):
+        with httpx.stream("GET", f"{at.url}/events?pace=9", headers=head, timeout=PATIENCE):
             until(lambda: loop._watchers)
             [view] = loop._watchers
             assert view.pace == (0.0 if keys else app_module.MAX_PACE)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from minikv.language_model import LanguageModel
 from minikv.ring import RingCache, RollingCache, SelfExtendCache, SinkCache, context_shift, turn
@@ -21,31 +22,31 @@ from minikv.ring import RingCache, RollingCache, SelfExtendCache, SinkCache, con
 CHUNK = 256  # tokens in one step
 
 
-def full_logits(lm: LanguageModel, ids: Sequence[int]) -> torch.Tensor:
+def full_logits(lm: LanguageModel, ids: Sequence[int]) -> Tensor:
     """Every token sees all before it, at its true position."""
     return _in_chunks(lm, ids, RollingCache(lm.config, num_tokens_max=len(ids)))
 
 
-def window_logits(lm: LanguageModel, ids: Sequence[int], window: int) -> torch.Tensor:
+def window_logits(lm: LanguageModel, ids: Sequence[int], window: int) -> Tensor:
     """Every token sees the last `window` tokens."""
     return RollingCache(lm.config, window).append(lm, ids)
 
 
-def sink_logits(lm: LanguageModel, ids: Sequence[int], num_sinks: int, window: int) -> torch.Tensor:
+def sink_logits(lm: LanguageModel, ids: Sequence[int], num_sinks: int, window: int) -> Tensor:
     """Every token sees the first `num_sinks` tokens and the last `window`."""
     return SinkCache(lm.config, num_sinks, window).append(lm, ids)
 
 
 def self_extend_logits(
     lm: LanguageModel, ids: Sequence[int], group: int, neighbours: int
-) -> torch.Tensor:
+) -> Tensor:
     """Every token sees all before it; those beyond `neighbours` at positions p // group."""
     return _in_chunks(lm, ids, SelfExtendCache(lm.config, len(ids), group, neighbours))
 
 
 def context_shift_logits(
     lm: LanguageModel, ids: Sequence[int], num_cells: int, n_keep: int = 0
-) -> torch.Tensor:
+) -> Tensor:
     """A ring of `num_cells`; when it is full, half of what follows the first `n_keep` goes."""
     cache = RingCache(lm.config, num_cells, contiguous=False)
     rows, done = [], 0
@@ -58,7 +59,7 @@ def context_shift_logits(
     return torch.cat(rows)
 
 
-def fresh_logits(lm: LanguageModel, ids: Sequence[int], num_tokens: int) -> torch.Tensor:
+def fresh_logits(lm: LanguageModel, ids: Sequence[int], num_tokens: int) -> Tensor:
     """What context shift avoids: whenever `num_tokens` are full, the second half is computed
     again from scratch, at positions that begin at 0, and the text goes on behind it."""
     step = num_tokens // 2
@@ -69,19 +70,19 @@ def fresh_logits(lm: LanguageModel, ids: Sequence[int], num_tokens: int) -> torc
     return torch.cat(rows)[: len(ids)]
 
 
-def _in_chunks(lm: LanguageModel, ids: Sequence[int], cache: RollingCache) -> torch.Tensor:
+def _in_chunks(lm: LanguageModel, ids: Sequence[int], cache: RollingCache) -> Tensor:
     return torch.cat([cache.append(lm, ids[i : i + CHUNK]) for i in range(0, len(ids), CHUNK)])
 
 
 # ── Bits per byte, by position ────────────────────────────────────────────────
 
 
-def nats_per_token(logits: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
+def nats_per_token(logits: Tensor, ids: Sequence[int]) -> Tensor:
     """-log p of each token but the first: (T - 1,). logits (T, vocab_size), (T,) token ids."""
     return F.cross_entropy(logits[:-1], torch.tensor(ids)[1:], reduction="none")
 
 
-def token_bytes(lm: LanguageModel, ids: Sequence[int]) -> torch.Tensor:
+def token_bytes(lm: LanguageModel, ids: Sequence[int]) -> Tensor:
     """How many bytes of text each token is, (T,); for a byte-level tokenizer."""
     if lm.tokenizer is None:
         raise ValueError(f"lm: {lm.name} has no tokenizer to tell how long its tokens are")
@@ -89,7 +90,7 @@ def token_bytes(lm: LanguageModel, ids: Sequence[int]) -> torch.Tensor:
     return torch.tensor([lengths[token_id] for token_id in ids])
 
 
-def bits_per_byte(nats: torch.Tensor, num_bytes: torch.Tensor, bins: int = 1) -> torch.Tensor:
+def bits_per_byte(nats: Tensor, num_bytes: Tensor, bins: int = 1) -> Tensor:
     """Bits per byte in `bins` stretches of equally many tokens, (bins,) float64.
 
     nats (T - 1,) of the tokens 1 … T - 1, num_bytes (T,).
@@ -102,11 +103,7 @@ def bits_per_byte(nats: torch.Tensor, num_bytes: torch.Tensor, bins: int = 1) ->
 
 
 def shift_errors(
-    k: torch.Tensor,
-    frequencies: torch.Tensor,
-    dtype: torch.dtype,
-    counts: Sequence[int],
-    delta: int = 1,
+    k: Tensor, frequencies: Tensor, dtype: torch.dtype, counts: Sequence[int], delta: int = 1
 ) -> list[float]:
     """The relative error of K after so many shifts by `delta`, stored in `dtype` between.
 
@@ -124,7 +121,7 @@ def shift_errors(
     return errors
 
 
-def _turn_exactly(k: torch.Tensor, delta: int, frequencies: torch.Tensor) -> torch.Tensor:
+def _turn_exactly(k: Tensor, delta: int, frequencies: Tensor) -> Tensor:
     """`turn` in float64, as complex numbers: channel i with channel i + D / 2."""
     a, b = k.double().chunk(2, -1)
     turned = torch.complex(a, b) * torch.exp(1j * delta * frequencies.double())

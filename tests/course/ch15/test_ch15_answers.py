@@ -152,8 +152,8 @@ def test_no_proxy_stands_between_a_client_and_the_server(lm, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody listens
     monkeypatch.setenv("no_proxy", "elsewhere")
     with server(lm) as (url, _):
-        assert httpx.get(f"{url}/models").status_code == 200
-        with urlopen(f"{url}/models", timeout=20) as answer:
+        assert httpx.get(f"{url}/models", timeout=PATIENCE).status_code == 200
+        with urlopen(f"{url}/models", timeout=PATIENCE) as answer:
             assert answer.status == 200
     assert os.environ["no_proxy"] == "elsewhere"
 
