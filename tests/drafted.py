@@ -19,7 +19,7 @@ from minikv import Engine
 from minikv.speculative import HEADS, Drafter, NgramDrafter, Proposal, SuffixDrafter
 
 ORACLES = re.compile(
-    r"(greedy|greedy_tokens|generate_naively|as_reference|reference_beams|assert_oracle|results)\("
+    r"(greedy|naively|generate_naively|as_reference|reference_beams|assert_oracle|results)\("
 )
 LEFT_OUT = {
     "beams are not drafted for": """

@@ -291,7 +291,7 @@ def requests_of(lm, seed, count):
         yield prompt, SamplingParams(max_tokens=rng.randint(1, 30), ignore_eos=True, **rule)
 
 
-def greedy_tokens(lm, prompt: list[int], num_tokens: int) -> list[int]:
+def naively(lm, prompt: list[int], num_tokens: int) -> list[int]:
     """`lm.generate_naively`, remembered."""
     return list(_naive(lm, tuple(prompt), num_tokens))
 

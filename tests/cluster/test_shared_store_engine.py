@@ -8,7 +8,7 @@ import signal
 from contextlib import ExitStack
 
 import pytest
-from helpers import assert_empty, assert_kv, drain, generate, greedy_tokens, naive_kv, small, step
+from helpers import assert_empty, assert_kv, drain, generate, naive_kv, naively, small, step
 from store_case import line_to, needs_a_store
 from thorough import thorough_after
 from tiers_case import PROMPT, TINY, damaged, documents_of, ends, fill, params, prompts_of
@@ -86,7 +86,7 @@ def always_try(engine):
 def test_another_engine_finds_what_was_computed(engine_of, llama, server):
     first = engine_of(store=server.url)
     out = written(first)
-    assert out.token_ids == greedy_tokens(llama.lm, PROMPT, 4)
+    assert out.token_ids == naively(llama.lm, PROMPT, 4)
     assert store_of(first).blocks == 9 and store_of(first).bytes_in > 9 * first.tiers.block_bytes
     second = engine_of(store=server.url)
     request = second.add_request(PROMPT, params())
@@ -155,7 +155,7 @@ def test_nobody_else_finds_them(engine_of, llama, other_lm, server):
     ):  # fmt: skip
         other = engine_of(lm, store=server.url, **more)
         out = written(other, cache_salt=salt)
-        assert out.token_ids == greedy_tokens(lm or llama.lm, PROMPT, 4)
+        assert out.token_ids == naively(lm or llama.lm, PROMPT, 4)
         assert store_of(other).hits == store_of(other).bytes_out == 0
     for key in server.client.scan_iter():
         server.client.rename(key, key.replace(b"minikvB1:", b"minikvB0:"))
@@ -175,7 +175,7 @@ def test_new_weights_find_their_own(engine_of, llama, other_lm, other_state, ser
     engine = engine_of(store=server.url)
     old = generate(engine, [PROMPT], params())[0].token_ids
     engine.update_weights(other_state)
-    assert written(engine).token_ids == greedy_tokens(other_lm, PROMPT, 4)
+    assert written(engine).token_ids == naively(other_lm, PROMPT, 4)
     assert store_of(engine).hits == 0
     engine.update_weights(llama.hf.state_dict())
     assert generate(engine, [PROMPT], params())[0].token_ids == old and store_of(engine).hits == 8

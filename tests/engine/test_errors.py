@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
-from helpers import assert_empty, careful_engine, drain, generate, greedy_tokens, small, step
+from helpers import assert_empty, careful_engine, drain, generate, naively, small, step
 
 import minikv
 from minikv import (
@@ -30,7 +30,7 @@ def assert_serves(engine, prompt=(3, 1, 4, 1, 5)):
     """The engine is whole, and gives the oracle's tokens."""
     engine.check()
     (output,) = generate(engine, [list(prompt)], SamplingParams(max_tokens=6))
-    assert output.token_ids == greedy_tokens(engine.lm, list(prompt), 6)
+    assert output.token_ids == naively(engine.lm, list(prompt), 6)
     assert_empty(engine)
 
 
@@ -202,9 +202,7 @@ def test_integers_of_numpy(llama):
     assert [type(value) for value in (params.max_tokens, params.seed, *params.stop)] == [int] * 3
     prompt = np.array([5, 6, 7])
     for prompts in (prompt.tolist(), [prompt]):
-        assert engine.generate(prompts, params)[0].token_ids == greedy_tokens(
-            llama.lm, [5, 6, 7], 3
-        )
+        assert engine.generate(prompts, params)[0].token_ids == naively(llama.lm, [5, 6, 7], 3)
     pool = BlockPool(np.int64(3))
     table = BlockTable(pool, np.int16(4))
     table.grow(np.int64(6))
@@ -239,7 +237,7 @@ def test_prompts(checkpoint, prompt, message):
         engine.generate([[1, 2], prompt])
     assert engine.stats().waiting == 0  # the good one of the two is gone as well
     drain(engine, outputs)
-    assert outputs[running].token_ids == greedy_tokens(lm, [7, 8, 9], 5)
+    assert outputs[running].token_ids == naively(lm, [7, 8, 9], 5)
     assert_serves(engine)
 
 
@@ -254,7 +252,7 @@ def test_text_without_a_tokenizer(llama):
     with pytest.raises(ValueError, match=r"no tokenizer.json"):
         _ = engine.generate([[1, 2]], SamplingParams(max_tokens=2))[0].text
     deltas = list(engine.stream([1, 2], SamplingParams(max_tokens=3)))  # token ids do stream
-    assert [t for d in deltas for t in d.token_ids] == greedy_tokens(llama.lm, [1, 2], 3)
+    assert [t for d in deltas for t in d.token_ids] == naively(llama.lm, [1, 2], 3)
     assert_serves(engine)
 
 
@@ -313,7 +311,7 @@ def test_the_longest_request_of_all(llama):
     (prompt,) = llama.prompts(505, seed=1)
     engine = careful_engine(llama.lm, small(num_blocks=128, max_batch_tokens=200))
     (output,) = generate(engine, [prompt], SamplingParams(max_tokens=7))
-    assert output.token_ids == greedy_tokens(llama.lm, prompt, 7)
+    assert output.token_ids == naively(llama.lm, prompt, 7)
 
 
 def test_more_samples_or_beams_than_seats(llama):
@@ -496,7 +494,7 @@ def test_blocks_held_outside_the_engine(llama, prefix_cache, said):
     for block_id in held:
         engine.pool.release(block_id)
     outputs = drain(engine)
-    assert outputs[request_id].token_ids == greedy_tokens(llama.lm, [1] * 12, 4)
+    assert outputs[request_id].token_ids == naively(llama.lm, [1] * 12, 4)
     assert_serves(engine)
 
 
@@ -583,7 +581,7 @@ def test_an_interrupted_generate_aborts_what_it_began(llama):
     engine.check()
     assert [sequence.request.request_id for sequence in engine.scheduler] == [other]
     drain(engine, outputs)
-    assert outputs[other].token_ids == greedy_tokens(llama.lm, [9, 8, 7], 8)
+    assert outputs[other].token_ids == naively(llama.lm, [9, 8, 7], 8)
     assert_serves(engine)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from helpers import drain, generate, greedy_tokens, meet_contexts, meets, scattered, small
+from helpers import drain, generate, meet_contexts, meets, naively, scattered, small
 from hypothesis import given, settings, strategies as st
 
 from minikv import Engine, SamplingParams, TorchAttention, naive_attention
@@ -86,7 +86,7 @@ def test_the_backends_write_the_oracles_tokens(llama, backend, block_size):
     config = small(num_blocks=-(-44 // block_size), block_size=block_size, max_batch_tokens=12)
     engine = Engine(llama.lm, config, attention=backend)
     outputs = generate(engine, prompts, SamplingParams(max_tokens=8))
-    expected = [greedy_tokens(llama.lm, prompt, 8) for prompt in prompts]
+    expected = [naively(llama.lm, prompt, 8) for prompt in prompts]
     assert [output.token_ids for output in outputs] == expected
 
 

@@ -4,16 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from helpers import (
-    NaiveBackend,
-    QueuePool,
-    assert_empty,
-    drain,
-    generate,
-    greedy_tokens,
-    small,
-    step,
-)
+from helpers import NaiveBackend, QueuePool, assert_empty, drain, generate, naively, small, step
 
 from minikv import Engine, OutOfBlocks, RadixCache, SamplingParams, Scheduler
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import BlockByBlock
@@ -155,7 +146,7 @@ def test_other_parts_give_the_same_tokens(llama, parts, preemption):
     for _ in range(2):
         params = [SamplingParams(max_tokens=14, n=1 + i % 2) for i in range(len(prompts))]
         for prompt, output in zip(prompts, generate(engine, prompts, params), strict=True):
-            want = greedy_tokens(llama.lm, prompt, 14)
+            want = naively(llama.lm, prompt, 14)
             assert [sample.token_ids for sample in output.samples] == [want] * len(output.samples)
         prompts.reverse()
     stats = engine.stats()
@@ -274,7 +265,7 @@ def test_an_error_names_the_part_and_the_engine_goes_on(llama):
         engine.attention.failing = False
         failing["sampler"] = name == "attention"
     listener.failing = False
-    assert drain(engine)[request_id].token_ids == greedy_tokens(llama.lm, prompt, 6)
+    assert drain(engine)[request_id].token_ids == naively(llama.lm, prompt, 6)
 
 
 @pytest.mark.parametrize("method", ["match", "insert", "lock", "unlock", "evict", "clear"])
@@ -300,7 +291,7 @@ def test_an_error_of_a_prefix_cache_names_it_and_the_engine_goes_on(llama, metho
             except OSError as error:
                 caught.append(error.__notes__)
         assert output.request_id == request_id
-        assert output.token_ids == greedy_tokens(llama.lm, prompt, 6)
+        assert output.token_ids == naively(llama.lm, prompt, 6)
     assert caught == [["in the prefix cache that the engine was given"]]
     assert_empty(engine)
 
@@ -323,7 +314,7 @@ def test_a_policy_that_forgets_a_request_loses_that_one_alone(llama, caplog):
     assert [outputs[one].finish_reason for one in ids] == ["length", "abort", "length"]
     assert "request 1 is aborted" in caplog.text
     for one in (0, 2):
-        assert outputs[one].token_ids == greedy_tokens(llama.lm, prompts[one], 5)
+        assert outputs[one].token_ids == naively(llama.lm, prompts[one], 5)
     assert_empty(engine)
 
 

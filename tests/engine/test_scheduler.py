@@ -4,7 +4,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from helpers import assert_empty, careful_engine, drain, generate, greedy_tokens, meets, small, step
+from helpers import assert_empty, careful_engine, drain, generate, meets, naively, small, step
 from hypothesis import given, settings, strategies as st
 
 from minikv import (
@@ -439,7 +439,7 @@ def test_an_urgent_request_that_forks_moves_others_to_another_row(llama, lone_st
         step(engine, outputs)
     urgent.add(engine.add_request(short[0], SamplingParams(max_tokens=10, n=3)))
     drain(engine, outputs)
-    assert outputs[long_id].token_ids == greedy_tokens(llama.lm, prompt, 20)
+    assert outputs[long_id].token_ids == naively(llama.lm, prompt, 20)
 
 
 def test_a_prompt_that_is_cached_to_its_end_computes_at_least_a_token():
@@ -568,7 +568,7 @@ def test_equal_prompts_in_one_step_share_blocks(llama):
     assert [engine.pool.ref_count(b) for b in tables[0]] == [4, 4, 4, 1]  # three and the tree
     assert engine.stats().blocks_used == 3 + 3
     drain(engine, outputs)
-    want = greedy_tokens(llama.lm, prompt, 9)
+    want = naively(llama.lm, prompt, 9)
     assert [outputs[i].token_ids for i in ids] == [want] * 3
     assert_empty(engine)
 

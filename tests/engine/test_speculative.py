@@ -24,7 +24,7 @@ from helpers import (
     drain,
     fearless,
     generate,
-    greedy_tokens,
+    naively,
     small,
     step,
 )
@@ -957,7 +957,7 @@ def test_what_a_drafter_gives_is_checked_and_the_engine_goes_on(tinypy, given, s
     assert_empty(engine)
     params = SamplingParams(8, ignore_eos=True)
     [output] = engine.generate([[5, 6, 7]], params)
-    assert output.token_ids == greedy_tokens(tinypy.lm, [5, 6, 7], 8)
+    assert output.token_ids == naively(tinypy.lm, [5, 6, 7], 8)
 
 
 def test_a_drafter_that_gives_an_array_of_tokens_is_understood(tinypy):

@@ -11,15 +11,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from helpers import (
-    NaiveBackend,
-    greedy_tokens,
-    make_model,
-    requests_of,
-    run_ahead,
-    small,
-    with_weights,
-)
+from helpers import NaiveBackend, make_model, naively, requests_of, run_ahead, small, with_weights
 from hypothesis import given, settings, strategies as st
 from thorough import thorough_after
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -96,7 +88,7 @@ def test_an_engine_on_buffers_says_what_one_without_says(checkpoint, name, confi
     engine.check()
     for (prompt, params), output in zip(requests, found, strict=True):
         if params.temperature == 0:
-            assert output.token_ids == greedy_tokens(lm, prompt, params.max_tokens)
+            assert output.token_ids == naively(lm, prompt, params.max_tokens)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here (it is for Linux)")
@@ -110,7 +102,7 @@ def test_the_kernels_take_padded_buffers(llama, request):
     prompts = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [8]]
     outs = engine.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True))
     for prompt, out in zip(prompts, outs, strict=True):
-        assert out.token_ids == greedy_tokens(llama.lm, prompt, 4)
+        assert out.token_ids == naively(llama.lm, prompt, 4)
     assert engine.runner.graphs.replayed
 
 
@@ -118,12 +110,12 @@ def test_new_weights_meet_no_old_graph(llama):
     other = {k: v.detach() for k, v in make_model("llama", seed=99).state_dict().items()}
     engine = on_buffers(Engine(llama.lm, small(), attention=DeviceAttention))
     prompt, params = [1, 2, 3], SamplingParams(max_tokens=9, ignore_eos=True)
-    assert engine.generate(prompt, params)[0].token_ids == greedy_tokens(llama.lm, prompt, 9)
+    assert engine.generate(prompt, params)[0].token_ids == naively(llama.lm, prompt, 9)
     graphs = engine.runner.graphs
     engine.update_weights(other)
     assert engine.runner.graphs is not graphs
     found = engine.generate(prompt, params)[0].token_ids
-    assert found == greedy_tokens(with_weights(llama.lm, other), prompt, 9)
+    assert found == naively(with_weights(llama.lm, other), prompt, 9)
 
 
 # ── The buffers ───────────────────────────────────────────────────────────────
@@ -233,7 +225,7 @@ def test_nobody_sees_a_token_that_is_not_known(llama):
 def test_what_comes_after_a_stop_is_thrown_away(llama):
     """Ahead, one token more is computed: it is in nobody's output, and no block stays behind."""
     prompt = [1, 2, 3]
-    tokens = greedy_tokens(llama.lm, prompt, 8)
+    tokens = naively(llama.lm, prompt, 8)
     end = next(i for i in range(2, 8) if tokens[i] not in tokens[:i])
     engine = Engine(llama.lm, small(prefix_cache=False))
     run_ahead(engine)
@@ -273,7 +265,7 @@ def test_a_last_sequence_that_is_swapped_out_while_another_ends(tinypy):
     run_ahead(engine)
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (7, 10, 2, 5, 8, 10)]
     for prompt, rule, output in zip(prompts, params, engine.generate(prompts, params), strict=True):
-        assert output.token_ids == greedy_tokens(lm, prompt, rule.max_tokens)
+        assert output.token_ids == naively(lm, prompt, rule.max_tokens)
     assert engine.stats().swaps_in > 0
 
 

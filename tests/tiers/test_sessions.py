@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import RecordingSampler, drain, generate, greedy_tokens, run_ahead, small
+from helpers import RecordingSampler, drain, generate, naively, run_ahead, small
 from safetensors.torch import save as to_bytes
 from thorough import thorough_after
 from tiers_case import damaged, ends
@@ -56,7 +56,7 @@ def test_a_running_request_is_saved_without_stopping_it(llama, tmp_path, ahead):
     for _ in range(3):
         [so_far] = engine.step()
     save_session(engine, request, tmp_path / "s")
-    expected = greedy_tokens(llama.lm, PROMPT, 6)
+    expected = naively(llama.lm, PROMPT, 6)
     assert drain(engine)[request].token_ids == expected
     other = Engine(llama.lm, small(attention="torch"))
     tokens = load_session(other, tmp_path / "s")
@@ -84,7 +84,7 @@ def test_floats_fit_another_block_size(engine_of, llama, tmp_path):
     other = engine_of(block_size=8)
     load_session(other, tmp_path / "s")
     [out] = generate(other, [PROMPT], GO_ON)
-    assert out.token_ids == greedy_tokens(llama.lm, PROMPT, 6)
+    assert out.token_ids == naively(llama.lm, PROMPT, 6)
     assert other.stats().hit_tokens == 24
     larger = engine_of(block_size=64, num_blocks=4)
     load_session(larger, tmp_path / "s")

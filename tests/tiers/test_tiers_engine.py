@@ -4,7 +4,7 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
-from helpers import assert_empty, assert_kv, drain, generate, greedy_tokens, naive_kv, small, step
+from helpers import assert_empty, assert_kv, drain, generate, naive_kv, naively, small, step
 from tiers_case import PROMPT, TINY, SlowTier, engine_over, fetch_everything, fill, params
 
 from minikv import BlockPool, Engine, RadixCache, Scheduler
@@ -19,7 +19,7 @@ def test_an_evicted_prefix_comes_back_as_it_was(engine_of, llama, tmp_path, on_d
     engine = engine_of(**TINY, **more)
     fetch_everything(engine)
     first = generate(engine, [PROMPT], params())[0].token_ids
-    assert first == greedy_tokens(llama.lm, PROMPT, 4)
+    assert first == naively(llama.lm, PROMPT, 4)
     fill(engine)
     tiers = engine.tiers.where(PROMPT)
     assert "device" not in tiers and tiers[:6] == ["disk" if on_disk else "host"] * 6
@@ -62,7 +62,7 @@ def test_another_process_finds_what_was_flushed(engine_of, llama, other_lm, tmp_
     fetch_everything(again)
     assert again.tiers.where(PROMPT) == ["disk"] * 8
     [out] = generate(again, [PROMPT], params())
-    assert out.token_ids == greedy_tokens(llama.lm, PROMPT, 4)
+    assert out.token_ids == naively(llama.lm, PROMPT, 4)
     assert again.stats().computed_tokens == 1 + 3
     assert (
         engine_of(host_blocks=4, disk_path=tmp_path, block_size=8).tiers.where(PROMPT) == [""] * 4
@@ -70,7 +70,7 @@ def test_another_process_finds_what_was_flushed(engine_of, llama, other_lm, tmp_
     foreign = engine_of(other_lm, host_blocks=4, disk_path=tmp_path)
     assert foreign.tiers.where(PROMPT) == [""] * 8
     [out] = generate(foreign, [PROMPT], params())
-    assert out.token_ids == greedy_tokens(other_lm, PROMPT, 4)
+    assert out.token_ids == naively(other_lm, PROMPT, 4)
     assert foreign.stats().tiers["disk"].hits == 0
 
 
@@ -102,11 +102,11 @@ def test_new_weights_never_meet_old_blocks(engine_of, llama, other_lm, other_sta
     engine.update_weights(other_state)
     assert engine.tiers.where(PROMPT) == [""] * 8
     [out] = generate(engine, [PROMPT], params())
-    assert out.token_ids == greedy_tokens(other_lm, PROMPT, 4)
+    assert out.token_ids == naively(other_lm, PROMPT, 4)
     engine.update_weights(llama.hf.state_dict())
     assert "disk" in engine.tiers.where(PROMPT), "the disk keeps what is named by its weights"
     [out] = generate(engine, [PROMPT], params())
-    assert out.token_ids == greedy_tokens(llama.lm, PROMPT, 4)
+    assert out.token_ids == naively(llama.lm, PROMPT, 4)
 
 
 def test_clear_forgets_the_host_too(engine_of):
