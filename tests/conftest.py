@@ -9,6 +9,7 @@ import psutil
 import pytest
 from forked import Kernels
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 # Behind the notebooks, files that take longest; then others, and the one of the smallest parts.
 LONGEST = (
@@ -36,6 +37,9 @@ settings.register_profile(
     "minikv", derandomize=True, deadline=None, database=None, suppress_health_check=slow
 )
 settings.load_profile("minikv")
+# Hypothesis would also draw numbers that stand in the files loaded so far: others on each worker.
+none = providers._local_constants
+providers._get_local_constants = lambda: none
 
 
 def pytest_addoption(parser):

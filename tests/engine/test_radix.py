@@ -333,7 +333,7 @@ FLOORS = {  # of a hundred and twenty programs
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("programs", thorough_after(1, [40, 120]))
+@pytest.mark.parametrize("programs", thorough_after(1, [80, 240]))
 def test_random_operations(programs):
     RadixMachine.seen.clear()
     of = settings(max_examples=programs, stateful_step_count=40)
