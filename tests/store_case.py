@@ -26,7 +26,7 @@ needs_a_store = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 class Line:
     """A proxy in front of a server. Its `fault` can change at any time; it is for what comes back.
 
-    none, delay: `seconds` before each piece. dribble: a byte at a time, a hundredth of a second
+    none, delay: `seconds` before each piece. dribble: a byte at a time, a tenth of a second
     apart. deaf: nothing comes back. held: until `go` is set. cut: the connection ends in the middle
     of a piece. garbage: other bytes. http: an answer of a server of another kind.
     """
@@ -79,7 +79,7 @@ class Line:
         elif fault == "dribble":
             for index in range(len(piece)):
                 target.sendall(piece[index : index + 1])
-                time.sleep(0.01)
+                time.sleep(0.1)
             return
         elif fault == "cut":
             target.sendall(piece[: len(piece) // 2])

@@ -137,8 +137,11 @@ def test_evicted_blocks_are_marked_for_a_while(tinypy, open_page):
         page = open_page(at.url)
         run(page, "import os\n" * 40, 2)
         answer(page)
-        run(page, "def walk(path):\n" * 20, 1)  # a later event would end the mark
+        page.select_option("#pace", "0.5")
+        page.wait_for_timeout(300)
+        run(page, "def walk(path):\n" * 20, 9)
         page.wait_for_selector("#pool .evicted")
+        page.keyboard.press("Escape")
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,7 @@ def test_tokens_are_those_of_one_engine_though_workers_die(tinypy, seed):
         assert num_whole > 10
         assert front.num_requests == 0 and front.router.loads == [0] * 3
         assert not front.waiting and not any(lane.requests for lane in front.lanes)
-        assert front.num_lost == sum(one.num_deaths for one in workers)
-    assert sum(one.num_deaths for one in workers) > 0
+    assert front.num_lost == sum(one.num_deaths for one in workers) > 0
     assert_all_free(workers)
 
 
@@ -249,7 +248,8 @@ def test_closing_ends_what_is_unfinished(tinypy):
     with Front([worker], LeastLoaded) as front:
         worker.paused.clear()
         stream = front.submit([5, 6], SamplingParams(50, ignore_eos=True))
-        threading.Timer(0.1, worker.paused.set).start()
+        go_on = worker.paused.set
+        threading.Thread(target=lambda: until(lambda: front.is_closed) and go_on()).start()
     assert list(stream)[-1].finish_reason == "abort"
     with pytest.raises(RequestFailed):
         front.submit([5])
@@ -576,8 +576,9 @@ def test_the_commands_serve_workers(tinypy, monkeypatch, capsys, words):
         with served(*arguments) as address:
             url = "http://{}:{}".format(*address)
             asked = {"prompt": "x", "max_tokens": 3}
-            assert httpx.post(f"{url}/v1/completions", json=asked).status_code == 200
-            assert len(httpx.get(f"{url}/health").json()["workers"]) == 2
+            answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=PATIENCE)
+            assert answer.status_code == 200
+            assert len(httpx.get(f"{url}/health", timeout=PATIENCE).json()["workers"]) == 2
             signal.raise_signal(signal.SIGTERM)
             yield address
 

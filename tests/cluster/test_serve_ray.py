@@ -16,7 +16,7 @@ import psutil
 import pytest
 from cluster_case import tokens
 from serving_case import Cluster, server
-from waiting import until
+from waiting import PATIENCE, until
 
 from minikv import Engine, EngineConfig, SamplingParams
 from minikv.cluster import actors
@@ -114,7 +114,7 @@ def test_an_answer_over_http_survives_the_death_of_its_worker(workers, tinypy):
 def test_tokens_are_those_of_one_engine_before_and_after_a_kill(front, tinypy):
     prompts = [f"def function_{i}(n):\n    return n" for i in range(16)]
     params = [
-        SamplingParams(max_tokens=60, temperature=0.7 * (i % 2), seed=i, ignore_eos=True)
+        SamplingParams(max_tokens=150, temperature=0.7 * (i % 2), seed=i, ignore_eos=True)
         for i in range(16)
     ]
     expected = [one.token_ids for one in Engine(tinypy.lm, CONFIG).generate(prompts, params)]
@@ -229,6 +229,7 @@ def test_a_worker_that_hangs_is_started_again(workers):
     with pytest.raises(WorkerLost):
         worker.work([], [])
     assert worker.start().pid != pid
+    worker.patience = PATIENCE
     assert worker.work([], []).progress == []
 
 

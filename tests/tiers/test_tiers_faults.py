@@ -397,7 +397,7 @@ def test_two_processes_in_one_folder(engine_of, tmp_path):
     try:
         engine = engine_of(**TINY, host_blocks=4, disk_path=tmp_path, disk_bytes="60 KiB")
         assert serve(engine, 6) == serve(engine_of(num_blocks=400), 6)
-        assert engine.tiers.disk.wait()
+        until(engine.tiers.disk.wait)  # it is False as often as a write has failed
         assert engine.stats().tiers["disk"].bytes_in > 0
         engine.check()
     finally:

@@ -1,5 +1,6 @@
 """Interrupts inside the calls of a tier, and tiers that never answer: every wait has an end."""
 
+import gc
 import random
 import signal
 import sys
@@ -38,6 +39,7 @@ def assert_usable(background):
         done.append(True)
 
     ends(finish)
+    background._thread.join(PATIENCE)  # it says so just before it ends
     assert done and not background._thread.is_alive()
 
 
@@ -86,6 +88,7 @@ def test_an_interrupt_at_any_moment_leaves_a_tier_usable():
             use(background)
 
     before = signal.signal(signal.SIGALRM, stop)
+    gc.disable()  # Python would drop an interrupt of what garbage still does
     try:
         for _ in range(150):
             background = Background(SlowTier())
@@ -95,6 +98,7 @@ def test_an_interrupt_at_any_moment_leaves_a_tier_usable():
             assert_usable(background)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        gc.enable()
         signal.signal(signal.SIGALRM, before)
 
 

@@ -71,7 +71,7 @@ def under_load(front: Front, prompt: Callable[[str, int], list[int]], end: float
     reading = SamplingParams(READ, ignore_eos=True)
     readers = [Reader(front.submit(prompt(f"{i}", READER_PROMPT), reading)) for i in range(READERS)]
     arrived: list[Reader] = []
-    while any(reader.is_alive() for reader in readers) and time.monotonic() < end:
+    while time.monotonic() < end and (not arrived or any(one.is_alive() for one in readers)):
         if sum(one.is_alive() for one in arrived) < MOST:
             ids = prompt(f"long {len(arrived)}", PROMPT)
             arrived.append(Reader(front.submit(ids, SamplingParams(OUTPUT, ignore_eos=True))))
