@@ -38,8 +38,8 @@ settings.register_profile(
 )
 settings.load_profile("minikv")
 # Hypothesis would also draw numbers that stand in the files loaded so far: others on each worker.
-none = providers._local_constants
-providers._get_local_constants = lambda: none
+no_constants = providers._local_constants
+providers._get_local_constants = lambda: no_constants
 
 
 def pytest_addoption(parser):
