@@ -19,6 +19,7 @@ from minikv.serving.server import served
 
 CONFIG = EngineConfig(num_blocks=256, max_num_seqs=16, attention="torch")
 KEY = "a key"
+LIMITS = httpx.Limits(keepalive_expiry=2)  # the server closes after 5 s, as httpx would
 
 
 class Gate(InterruptedAttention):
@@ -86,9 +87,7 @@ def server(lm, keys=(KEY,), served_by=None, model="tinypy", connections=None, **
         # However slow this machine is, nobody is refused for that.
         app = make_app(target, "tinypy", keys, template, **{"first_token": PATIENCE} | options)
         # It takes 30 ms to read the certificates of the web, and nobody there is asked.
-        # The server closes after 5 s what httpx would use for as long.
-        limits = httpx.Limits(keepalive_expiry=2)
-        client = httpx.Client(timeout=PATIENCE, verify=False, limits=limits)
+        client = httpx.Client(timeout=PATIENCE, verify=False, limits=LIMITS)
         with served(app, **connections or {}) as address, client:
             url = "http://{}:{}".format(*address)
 

@@ -8,7 +8,7 @@ import openai
 import pytest
 import torch
 from cluster_case import Fragile
-from serving_case import CONFIG, KEY, Cluster, OneEngine, server
+from serving_case import CONFIG, KEY, LIMITS, Cluster, OneEngine, server
 from thorough import thorough_after
 from waiting import PATIENCE
 
@@ -32,7 +32,7 @@ def at(tinypy, request):
 
 @pytest.fixture(scope="module")
 def client(at):
-    http = httpx.Client(timeout=PATIENCE, limits=httpx.Limits(keepalive_expiry=2))
+    http = httpx.Client(timeout=PATIENCE, limits=LIMITS)
     options = {"api_key": KEY, "max_retries": 0, "timeout": PATIENCE, "http_client": http}
     with openai.OpenAI(base_url=f"{at.url}/v1", **options) as client:
         yield client
