@@ -380,8 +380,8 @@ def test_an_engine_that_ends_writes_what_waits(llama, server):
     threads = [engine.tiers.shared.writer._thread, engine.tiers.shared.reader._thread]
     del engine
     gc.collect()
-    until(lambda: not any(thread.is_alive() for thread in threads))  # they say so just before
     assert server.client.dbsize() == 8
+    until(lambda: not any(thread.is_alive() for thread in threads))  # they say so just before
 
 
 def test_an_engine_ends_soon_with_a_store_that_hangs(llama, server):

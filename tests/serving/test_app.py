@@ -595,7 +595,7 @@ def test_metrics_of_drafts_and_of_what_comes_back(tinypy):
     with server(tinypy.lm, served_by=by) as at, ThreadPoolExecutor() as threads:
         common = {"max_tokens": 120, "ignore_eos": True, "logprobs": 1}
         calls, both = by.target._calls, threading.Event()
-        calls.put(both.wait)  # there it stays until both have asked
+        calls.put(partial(both.wait, PATIENCE))  # there it stays until both have asked
         until(calls.empty)
         asked = [threads.submit(at.ask, body=common | {"prompt": [5 + i]}) for i in range(2)]
         until(lambda: calls.qsize() == 2)
