@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 
 import httpx
 import pytest
-from serving_case import CONFIG, KEY, server
+from serving_case import CONFIG, KEY, OneEngine, server
 from waiting import PATIENCE, until
 
 from minikv import Engine, SamplingParams
@@ -16,9 +16,8 @@ from minikv.serving import EngineLoop, Inbox, app as app_module
 from minikv.serving.watch import View
 
 
-async def ask(loop, prompt, params):
-    inbox, ids = Inbox(), []
-    loop.submit(prompt, params, reader=inbox)
+async def read(inbox):
+    ids = []
     while True:
         for _, delta in await inbox.take():
             ids += delta.token_ids
@@ -26,9 +25,19 @@ async def ask(loop, prompt, params):
                 return ids
 
 
+async def ask(loop, prompt, params):
+    inbox = Inbox()
+    loop.submit(prompt, params, reader=inbox)
+    return await read(inbox)
+
+
+def three_hold_blocks(picture):
+    return [bool(one.block_ids) for one in picture.held] == 3 * [True]
+
+
 def test_every_step_is_told_and_pictures_are_whole(tinypy):
     """Each picture's blocks are those that the pool says are in use."""
-    engine = Engine(tinypy.lm, CONFIG)
+    by = OneEngine(tinypy.lm)
 
     async def watched(loop):
         view, found = View(clock=itertools.count().__next__), []  # each step has its picture
@@ -37,23 +46,35 @@ def test_every_step_is_told_and_pictures_are_whole(tinypy):
             while (one := await view.take()) is not None:
                 found.append(one)
 
+        def show(engine, requests):
+            """The reader sees all three at work before one of them ends."""
+            View.show(view, engine, requests)
+            if three_hold_blocks(view._picture):
+                until(lambda: any(three_hold_blocks(picture) for picture, _ in found))
+
+        view.show = show
         loop.watch(view)
         looking = asyncio.create_task(look())
         await asyncio.to_thread(until, lambda: found)  # it is seen before the first step
-        before = engine.stats().steps
+        before = by.engine.stats().steps
         params = SamplingParams(40, ignore_eos=True, n=2, temperature=1.0)
-        asked = await asyncio.gather(*(ask(loop, list(range(1, 40)), params) for _ in range(3)))
+        inboxes = [Inbox() for _ in range(3)]
+        by.open.clear()  # no step ends before all three are asked for
+        for inbox in inboxes:
+            loop.submit(list(range(1, 40)), params, reader=inbox)
+        by.open.set()
+        await asyncio.gather(*map(read, inboxes))
         loop.unwatch(view)  # after the last step, as all that is asked for
         await asyncio.to_thread(until, lambda: not loop._watchers and not view._steps)
         view.end()
         await looking
-        return found, asked, engine.stats().steps - before
+        return found, by.engine.stats().steps - before
 
-    with EngineLoop(engine) as loop:
-        found, _, num_steps = asyncio.run(watched(loop))
+    with by.target as loop:
+        found, num_steps = asyncio.run(watched(loop))
     steps = [step for _, some in found for step in some]
     assert len(steps) == num_steps and sum(generated for _, generated in steps) == 3 * 2 * 40
-    assert any(len(picture.held) == 3 for picture, _ in found)
+    assert any(three_hold_blocks(picture) for picture, _ in found)
     for picture, _ in found:
         held = {block_id for one in picture.held for block_id in one.block_ids}
         cached = {block_id for one in picture.cached for block_id in one.block_ids}
