@@ -132,33 +132,22 @@ def generate_in_parallel(
     needed = len(shared_ids) + sum(max(2, len(prompt)) for prompt in prompts)
     if needed > cache.num_cells:
         raise ValueError(f"prompts: need {needed} cells, the ring has {cache.num_cells}")
+    seqs, first = range(len(prompts)), len(shared_ids)
     try:
-        return _generate_in_parallel(lm, cache, shared_ids, prompts, max_tokens)
+        cache.append(lm, shared_ids, 0)
+        for seq in seqs[1:]:
+            cache.seq_cp(0, seq)
+        batch = [(token, first + i, seq) for seq in seqs for i, token in enumerate(prompts[seq])]
+        logits = cache.decode(lm, *map(list, zip(*batch, strict=True)))
+        ends = torch.tensor([len(prompt) for prompt in prompts]).cumsum(0) - 1
+        new = [[greedy(row)] for row in logits[ends]]
+        for _ in range(max_tokens - 1):
+            make_room(lm, cache, seqs, first)
+            positions = [cache.seq_pos_max(seq) + 1 for seq in seqs]
+            logits = cache.decode(lm, [tokens[-1] for tokens in new], positions, list(seqs))
+            for tokens, row in zip(new, logits, strict=True):
+                tokens.append(greedy(row))
     except BaseException:
         cache.seq_rm(ALL)
         raise
-
-
-def _generate_in_parallel(
-    lm: LanguageModel,
-    cache: RingCache,
-    shared_ids: Sequence[int],
-    prompts: Sequence[Sequence[int]],
-    max_tokens: int,
-) -> list[list[int]]:
-    seqs = range(len(prompts))
-    cache.append(lm, shared_ids, 0)
-    for seq in seqs[1:]:
-        cache.seq_cp(0, seq)
-    first = len(shared_ids)
-    batch = [(token, first + i, seq) for seq in seqs for i, token in enumerate(prompts[seq])]
-    logits = cache.decode(lm, *map(list, zip(*batch, strict=True)))
-    ends = torch.tensor([len(prompt) for prompt in prompts]).cumsum(0) - 1
-    new = [[greedy(row)] for row in logits[ends]]
-    for _ in range(max_tokens - 1):
-        make_room(lm, cache, seqs, first)
-        positions = [cache.seq_pos_max(seq) + 1 for seq in seqs]
-        logits = cache.decode(lm, [tokens[-1] for tokens in new], positions, list(seqs))
-        for tokens, row in zip(new, logits, strict=True):
-            tokens.append(greedy(row))
     return new
