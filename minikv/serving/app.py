@@ -385,9 +385,9 @@ class Work:
 
     def __init__(
         self, metrics: Metrics, params: SamplingParams, came: float, streams: set[Inbox],
-        leave: Callable[[Inbox], None], only_echoes: bool,
+        leave: Callable[[Inbox], None], only_echoes: bool, clock: Callable[[], float],
     ):  # fmt: skip
-        self._only_echoes = only_echoes
+        self._only_echoes, self._clock = only_echoes, clock
         self._metrics, self._params, self._came = metrics, params, came
         self._streams, self._leave = streams, leave
         self._running: list[tuple[Running, Inbox]] = []
@@ -435,7 +435,7 @@ class Work:
             num_open = self._params.n
             while num_open:
                 news = await inbox.take()
-                now = time.monotonic()  # as the client sees it
+                now = self._clock()  # as the client sees it
                 assert inbox.first is not None
                 if not before:
                     before = inbox.first
@@ -711,9 +711,11 @@ class Api:
                 params = replace(params, stop=(*params.stop, *ends))
             streams = self.streams if body.stream else set()
             came = request.scope["came"]
-            work = Work(self.metrics, params, came, streams, self.leave, body.only_echoes)
+            work = Work(
+                self.metrics, params, came, streams, self.leave, body.only_echoes, self.clock
+            )
             for prompt in prompts:
-                inbox = Inbox(patient=not body.stream, rounds=self.rounds)
+                inbox = Inbox(not body.stream, self.rounds, self.clock)
                 session = body.prompt_cache_key or body.user
                 running = self.target.submit(prompt, params, session, reader=inbox)
                 work.add(running, inbox)

@@ -36,8 +36,9 @@ from minikv import Engine, EngineConfig, LanguageModel, SamplingParams
 from minikv.outputs import Delta
 from minikv.serving import Busy, Inbox, app as app_module, server as server_module
 from minikv.serving.admission import Admission, Room
-from minikv.serving.app import Api, ClientLeft
+from minikv.serving.app import Api, ClientLeft, Work
 from minikv.serving.block_life import BlockLife
+from minikv.serving.metrics import Metrics
 from minikv.serving.requests import HINTS, NEUTRAL, ChatRequest, CompletionRequest
 from minikv.serving.server import served
 
@@ -539,9 +540,13 @@ def test_health_tells_an_engine_that_hangs(tinypy, by):
 
 
 def metrics_of(at):
+    return samples(at.ask("/metrics").text)
+
+
+def samples(text):
     """{name with its labels, but for the model and the engine: value}."""
     found = {}
-    for family in text_string_to_metric_families(at.ask("/metrics").text):
+    for family in text_string_to_metric_families(text):
         for one in family.samples:
             labels = {k: v for k, v in one.labels.items() if k not in ("model_name", "engine")}
             found[one.name, *labels.values()] = one.value
@@ -570,6 +575,40 @@ def test_metrics_under_the_names_of_vllm(tinypy, by):
         assert found["vllm:request_generation_tokens_sum",] == 14
         assert found["vllm:num_requests_running",] == found["vllm:kv_cache_usage_perc",] == 0
         assert found["vllm:num_preemptions_total",] == 0
+
+
+def test_metrics_of_times():
+    """By a clock that stands still between two events."""
+
+    async def told():
+        now, metrics = [10.0], Metrics(list, "tinypy")
+        clock = partial(now.__getitem__, 0)
+        work = Work(metrics, SamplingParams(), 10.0, set(), lambda inbox: None, False, clock)
+        inbox = Inbox(clock=clock)
+        work.add(SimpleNamespace(num_prompt=5, num_cached=3), inbox)
+        deltas = work.deltas()
+        for put, taken, ids, reason in (
+            (13.0, 13.5, [1], None),  # it is taken half a second after it came
+            (14.0, 14.0, [2], None),
+            (17.0, 17.0, [3, 4], None),
+            (18.0, 18.0, [5], "length"),
+        ):
+            now[0] = put
+            inbox.put(Delta(ids, "", reason))
+            now[0] = taken
+            await anext(deltas)
+        return samples(metrics.text().decode())
+
+    found = asyncio.run(told())
+    for name, count, total in (
+        ("time_to_first_token", 1, 3.5),  # since the request came, until the client has it
+        ("inter_token_latency", 4, 0.5 + 3.0 + 1.0),
+        ("request_time_per_output_token", 1, 5 / 4),  # since there was the first
+        ("request_decode_time", 1, 5.0),
+        ("e2e_request_latency", 1, 8.0),
+    ):
+        assert found[f"vllm:{name}_seconds_count",] == count
+        assert found[f"vllm:{name}_seconds_sum",] == total, name
 
 
 def test_metrics_of_a_blocks_life(tinypy):
