@@ -139,6 +139,7 @@ def pytest_configure(config):
     has_ray = config.option.markexpr != "not thorough"
     config.pluginmanager.register(Kernels(fork=not config.getoption("chapter"), ray=has_ray))
     config.pluginmanager.import_plugin("skipped")
+    config.pluginmanager.import_plugin("chromium")
     if config.getoption("dist", "no") == "no":  # a process that only deals out tests needs no model
         config.pluginmanager.import_plugin("models")
         config.pluginmanager.import_plugin("drafted")

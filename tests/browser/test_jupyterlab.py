@@ -17,11 +17,11 @@ import subprocess
 import sys
 from contextlib import suppress
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from chromium import WAIT, needs_browser
 from thorough import thorough_after
 from waiting import PATIENCE, until
 
@@ -39,25 +39,10 @@ PLAYERS = {
     "11": "the ring",
     "12": "the tiers",
 }
-WAIT = 1000 * PATIENCE  # ms for one click, one picture
 BEGIN = 300_000  # ms until the page of a notebook is there
 POLLING = 100  # ms: playwright's own way asks for a picture of the page each time
 RUN = 300_000  # ms for some cells of the notebook, on a slow machine that does other things too
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-MISSING = [
-    name
-    for name, found in (("Chromium", CHROMIUM), ("playwright", find_spec("playwright")))
-    if found is None
-]
-pytestmark = [
-    pytest.mark.thorough,
-    pytest.mark.skipif(
-        bool(MISSING),
-        reason=f"JupyterLab was not tried in a browser: {' and '.join(MISSING)} not installed",
-    ),
-]
+pytestmark = [pytest.mark.thorough, needs_browser("JupyterLab was not tried in a browser")]
 
 SELECT = """cells => {
     const notebook = jupyterapp.shell.currentWidget.content;
@@ -254,23 +239,9 @@ def address(course, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright  # here, since it may be missing
-
-    root = hasattr(os, "geteuid") and os.geteuid() == 0  # whom Chromium's sandbox refuses
-    arguments = ["--no-sandbox"] if root else []
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=WAIT)
-        try:  # one context: its pages share what the browser keeps of JupyterLab
-            yield browser.new_context(viewport={"width": 1500, "height": 1000})
-        finally:
-            browser.close()
-
-
-@pytest.fixture(scope="module")
 def page(browser, address, screenshots):
     """The chapter's notebook, run as far as these tests look at it."""
-    page = browser.new_page()
+    page = browser.new_page(viewport={"width": 1500, "height": 1000})
     page.set_default_timeout(WAIT)
     notebook = f"{CHAPTER.number}_{CHAPTER.name}.ipynb"
     cells, _ = opened()

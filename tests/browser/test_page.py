@@ -6,38 +6,17 @@ skipped, with a line that says why.
 
 import os
 import re
-import shutil
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from chromium import WAIT, needs_browser
 from cluster_case import Fragile
 from serving_case import CONFIG, KEY, Cluster, OneEngine, server
 from thorough import thorough_after
-from waiting import PATIENCE
 
 from minikv import Engine, EngineConfig
 
-WAIT = 1000 * PATIENCE  # ms
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None or find_spec("playwright") is None,
-    reason="the page was not tried in a browser: Chromium or playwright is not installed",
-)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=WAIT
-        )
-        yield found
-        found.close()
+pytestmark = needs_browser("the page was not tried in a browser")
 
 
 @pytest.fixture

