@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import ARCHITECTURES, Pair, make_model, small, with_weights
+from tiers_case import fetch_everything
 
 import minikv
 import minikv_kernels  # noqa: F401  before transformers, which imports triton: settles the interpreter
@@ -80,11 +81,14 @@ def other_lm(llama, other_state):
 
 @pytest.fixture
 def engine_of(llama):
-    """Make engines, `engine_of(host_blocks=8)`, whose tiers are closed at the end of a test."""
+    """Make engines, `engine_of(host_blocks=8)`, which fetch all that is found, however long that
+    may take. Their tiers are closed at the end of a test."""
     made = []
 
     def make(lm=None, **config) -> minikv.Engine:
         made.append(minikv.Engine(lm or llama.lm, small(**{"attention": "torch", **config})))
+        if made[-1].tiers is not None:
+            fetch_everything(made[-1])
         return made[-1]
 
     yield make

@@ -34,6 +34,7 @@ from minikv.retention import RetainingCache, whole_conversations
 from minikv.sampling import probabilities
 from minikv.speculative import HeadDrafter
 from minikv.tiers import load_session, save_session
+from minikv.tiers.costs import Link, Prefill
 from minikv.tiers.identity import SessionError
 
 PACKAGE = str(Path(minikv.__file__).parent)
@@ -175,6 +176,19 @@ class TickingCache(RetainingCache):
         super().__init__(pool, block_size, whole_conversations, partial(next, itertools.count()))
 
 
+def fetch_by_chance(tiers) -> None:
+    """Whether it is quicker to fetch or to compute, and when it is too late, is drawn: no machine
+    decides it."""
+    draw = random.Random(0).random
+
+    def rates():
+        links = {name: Link(0, 1e-9 if draw() < 0.1 else 1e9) for name in ("host", "disk")}
+        return links, Prefill(0, 1e-3)
+
+    steps = iter(lambda: 3600.0 * (draw() < 0.005), None)
+    tiers.rates, tiers.clock = rates, partial(next, itertools.accumulate(steps))
+
+
 class CountEvicted(Listener):
     """Lets every prefix cache count the blocks that it evicts."""
 
@@ -212,6 +226,8 @@ class Player:
         self.engine = Engine(
             self.lm, small(**config), prefix_cache=self.setup["cache"], listeners=[CountEvicted()]
         )
+        if self.engine.tiers is not None:
+            fetch_by_chance(self.engine.tiers)
         if self.setup["loop"] == "ahead":
             run_ahead(self.engine)
         elif self.setup["loop"] == "drafts":

@@ -20,7 +20,6 @@ from minikv.cluster.local_server import local_server
 from minikv.tiers.costs import Link, Prefill
 
 pytestmark = needs_a_store
-FAST, SLOW = Link(0, 1e9), Link(0, 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -42,25 +41,12 @@ def server(one_server):
 
 @pytest.fixture
 def engine_of(engine_of):
-    """`engine_of(store=url)`: computing is slow, so what the store has is always waited for."""
+    """`engine_of(store=url)` has a host tier, too."""
 
     def make(lm=None, **config) -> Engine:
-        if "store" in config:
-            config = {"host_blocks": 32, **config}
-        engine = engine_of(lm, **config)
-        if engine.tiers is not None:
-            set_rates(engine, FAST)
-            engine.tiers.clock = lambda: 0.0
-            if engine.tiers.shared is not None:
-                engine.tiers.shared.tier.timeout = PATIENCE
-        return engine
+        return engine_of(lm, **({"host_blocks": 32} if "store" in config else {}) | config)
 
     return make
-
-
-def set_rates(engine, link, rate=1.0):
-    links = {"host": FAST, "disk": FAST, "store": link}
-    engine.tiers.rates = lambda: (links, Prefill(0, rate))
 
 
 def written(engine, **more):
@@ -200,7 +186,8 @@ def test_blocks_from_the_disk_go_to_the_store(engine_of, server, tmp_path):
 def test_what_is_slower_to_fetch_is_computed(engine_of, server):
     written(engine_of(store=server.url))
     reader = engine_of(store=server.url)
-    set_rates(reader, SLOW, rate=1e6)
+    links = {"host": Link(0, 1e9), "store": Link(0, 1.0)}
+    reader.tiers.rates = lambda: (links, Prefill(0, 1e6))
     generate(reader, [PROMPT], params())
     assert store_of(reader).hits == store_of(reader).bytes_out == 0
 

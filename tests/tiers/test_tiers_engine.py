@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 from helpers import assert_empty, assert_kv, drain, generate, naive_kv, naively, small, step
-from tiers_case import PROMPT, TINY, SlowTier, engine_over, fetch_everything, fill, params
+from tiers_case import PROMPT, TINY, SlowTier, engine_over, fill, params
 
 from minikv import BlockPool, Engine, RadixCache, Scheduler
 from minikv.tiers.costs import Link, Prefill
@@ -17,7 +17,6 @@ from minikv.tiers.costs import Link, Prefill
 def test_an_evicted_prefix_comes_back_as_it_was(engine_of, llama, tmp_path, on_disk):
     more = dict(host_blocks=4, disk_path=tmp_path) if on_disk else dict(host_blocks=64)
     engine = engine_of(**TINY, **more)
-    fetch_everything(engine)
     first = generate(engine, [PROMPT], params())[0].token_ids
     assert first == naively(llama.lm, PROMPT, 4)
     fill(engine)
@@ -59,7 +58,6 @@ def test_another_process_finds_what_was_flushed(engine_of, llama, other_lm, tmp_
     engine.tiers.flush()
     engine.tiers.disk.close()
     again = engine_of(num_blocks=64, host_blocks=16, disk_path=tmp_path)
-    fetch_everything(again)
     assert again.tiers.where(PROMPT) == ["disk"] * 8
     [out] = generate(again, [PROMPT], params())
     assert out.token_ids == naively(llama.lm, PROMPT, 4)
@@ -151,9 +149,7 @@ def late(request, engine_of, tmp_path):
     assert len(tier.entries) == 9
 
     def reader(**config):
-        engine = make(**({} if below == "store" else dict(host_blocks=16)), **config)
-        fetch_everything(engine)
-        return engine
+        return make(**({} if below == "store" else dict(host_blocks=16)), **config)
 
     getattr(tier, event).clear()
     yield reader, tier, getattr(tier, event), first

@@ -11,17 +11,7 @@ import time
 
 import pytest
 from helpers import generate
-from tiers_case import (
-    PROMPT,
-    TINY,
-    documents_of,
-    ends,
-    engine_over,
-    fetch_everything,
-    fill,
-    params,
-    prompts_of,
-)
+from tiers_case import PROMPT, TINY, documents_of, ends, engine_over, fill, params, prompts_of
 from waiting import PATIENCE, until
 
 from minikv.tiers import entry
@@ -94,6 +84,7 @@ def test_a_clock_that_goes_backwards(engine_of, llama, tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: float(next(ticks)))
     engine = engine_of(**TINY, host_blocks=4, disk_path=tmp_path)
     tiers = engine.tiers
+    del tiers.rates
     for one in (tiers, tiers.copying, tiers.prefilling, tiers.disk, tiers.disk.reading):
         one.clock = lambda: float(next(ticks))
     assert serve(engine) == serve(engine_of(num_blocks=400))
@@ -250,7 +241,6 @@ def test_a_database_of_an_earlier_version_keeps_its_entries(tmp_path):
 
 def test_what_can_only_be_read_is_read(engine_of, tmp_path, caplog):
     engine = engine_of(**TINY, host_blocks=4, disk_path=tmp_path)
-    fetch_everything(engine)
     generate(engine, [PROMPT], params())
     engine.tiers.flush()
     engine.tiers.disk.tier._db.execute("PRAGMA query_only = 1")
@@ -264,6 +254,7 @@ def test_what_can_only_be_read_is_read(engine_of, tmp_path, caplog):
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_a_tier_that_was_slow_by_chance_is_tried_again(engine_of, tmp_path, tier):
     engine = engine_of(**TINY, host_blocks=4, disk_path=tmp_path)
+    del engine.tiers.rates
     line = engine.tiers.copying if tier == "host" else engine.tiers.disk.reading
     now = line.clock()
     line.clock = lambda: now
@@ -291,7 +282,6 @@ def test_damaged_entries_are_misses(engine_of, tmp_path, caplog):
         changed[-1 - index % 9] ^= 1
         database.execute("UPDATE entries SET data = ? WHERE name = ?", (bytes(changed), name))
     database.commit()
-    fetch_everything(engine)
     assert generate(engine, [PROMPT], params())[0].token_ids == first.token_ids
     assert engine.stats().tiers["disk"].hits == 0
     assert engine.stats().tiers["disk"].dropped >= 1
