@@ -429,8 +429,11 @@ def test_what_was_cancelled_before_it_was_computed_is_not_believed_to_be_held(ti
         tokens(front.submit(prompt, SamplingParams(2, ignore_eos=True)))
         held = dict(front.router.holders)
         worker.paused.clear()
+        before = front.submit([5], SamplingParams(2, ignore_eos=True))
+        until(lambda: front.lanes[0].busy_since is not None)  # a call without it is under way
         front.submit(prompt[:32] + [7] * 40).cancel()
         worker.paused.set()
+        assert len(tokens(before)) == 2
         assert front.router.holders == held and len(held) == 2
 
 
