@@ -381,7 +381,8 @@ async def client_leaves(request: Request) -> None:
 
 class Work:
     """The answers to one HTTP request: those of each prompt, one after the other. (The engine
-    computes them together.) Cancels what is unfinished when it is closed or the client leaves."""
+    computes them together.) Cancels what is unfinished when it is closed or the client leaves.
+    came: when the request did, by the `clock`."""
 
     def __init__(
         self, metrics: Metrics, params: SamplingParams, came: float, streams: set[Inbox],
