@@ -117,8 +117,11 @@ def fetch_everything(engine):
     fast = dict.fromkeys(("host", "disk", "store"), Link(0, 1e9))
     engine.tiers.rates = lambda: (fast, Prefill(0, 1e-3))
     engine.tiers.clock = lambda: 0.0
+    if engine.tiers.disk is not None:
+        engine.tiers.disk.stuck = PATIENCE
     if engine.tiers.shared is not None:
         engine.tiers.shared.tier.timeout = PATIENCE
+        engine.tiers.shared.reader.stuck = engine.tiers.shared.writer.stuck = PATIENCE
 
 
 def ends(action):

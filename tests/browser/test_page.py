@@ -131,6 +131,7 @@ def test_evicted_blocks_are_marked_for_a_while(tinypy, open_page):
 def test_it_fits_and_can_be_read(tinypy, open_page, scheme, width):
     with server(tinypy.lm, keys=()) as at:
         page = open_page(at.url, viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.select_option("#pace", "0.5")
         page.click("#twice")
         page.wait_for_selector("#pool .shared")
         page.wait_for_function("document.querySelectorAll('#tree div').length > 1")
@@ -141,6 +142,7 @@ def test_it_fits_and_can_be_read(tinypy, open_page, scheme, width):
         )
         light, dark = [sum(map(int, re.findall(r"\d+", one))) for one in (paper, ink)]
         assert (light > 600 > 300 > dark) if scheme == "light" else (dark > 600 > 300 > light)
+        page.keyboard.press("Escape")
 
 
 @pytest.mark.thorough

@@ -90,13 +90,13 @@ def test_the_command_serves_this_machine_alone(killed_command):
 def test_an_answer_over_http_survives_the_death_of_its_worker(workers, tinypy):
     """Apart: one dies before it has computed a prompt, the other in the middle of a stream."""
     prompts = [f"# {i}\n{BODY['prompt']}" for i in range(2)]
-    expected = Engine(tinypy.lm, CONFIG).generate(prompts, SamplingParams(300, ignore_eos=True))
+    expected = Engine(tinypy.lm, CONFIG).generate(prompts, SamplingParams(700, ignore_eos=True))
     by = Cluster(tinypy.lm, workers, num_prefill=1)
     with server(tinypy.lm, keys=(), served_by=by) as at:
         prefill, decode = (lane.pid for lane in by.target.lanes)
         os.kill(prefill, signal.SIGKILL)
         for prompt, output in zip(prompts, expected, strict=True):
-            body = BODY | {"prompt": prompt, "stream": True}
+            body = BODY | {"prompt": prompt, "stream": True, "max_tokens": 700}
             url = f"{at.url}/v1/completions"
             with httpx.stream("POST", url, json=body, timeout=120) as answer:
                 lines = answer.iter_lines()
@@ -114,7 +114,7 @@ def test_an_answer_over_http_survives_the_death_of_its_worker(workers, tinypy):
 def test_tokens_are_those_of_one_engine_before_and_after_a_kill(front, tinypy):
     prompts = [f"def function_{i}(n):\n    return n" for i in range(16)]
     params = [
-        SamplingParams(max_tokens=150, temperature=0.7 * (i % 2), seed=i, ignore_eos=True)
+        SamplingParams(900 if i == 0 else 150, temperature=0.7 * (i % 2), seed=i, ignore_eos=True)
         for i in range(16)
     ]
     expected = [one.token_ids for one in Engine(tinypy.lm, CONFIG).generate(prompts, params)]

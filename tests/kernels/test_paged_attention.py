@@ -239,16 +239,10 @@ def any_shape(draw) -> dict:
 MET = Counter()
 
 
-@meets(
-    MET,
-    {
-        "other lengths": 4,
-        "several blocks": 6,
-        "a block that is not full": 5,
-        "groups of heads": 4,
-        "a window that hides": 4,
-    },
-)
+@meets(MET, {
+    "other lengths": 4, "several blocks": 6, "a block that is not full": 5, "groups of heads": 4,
+    "a window that hides": 4,
+})  # fmt: skip
 @settings(max_examples=12)
 @given(data=st.data())
 def test_any_decode(data):
@@ -295,17 +289,10 @@ def test_rows_of_no_sequence_are_left_alone():
     torch.testing.assert_close(out[6:8], paged.expected()[6:8])
 
 
-@meets(
-    MET,
-    {
-        "other lengths": 3,
-        "several blocks": 5,
-        "a block that is not full": 5,
-        "groups of heads": 5,
-        "a window that hides": 4,
-        "a chunk after a prefix": 5,
-    },
-)
+@meets(MET, {
+    "other lengths": 3, "several blocks": 5, "a block that is not full": 5, "groups of heads": 5,
+    "a window that hides": 4, "a chunk after a prefix": 5,
+})  # fmt: skip
 @settings(max_examples=12)
 @given(data=st.data())
 def test_any_prefill(data):

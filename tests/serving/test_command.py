@@ -6,16 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from argparse import ArgumentParser
-from functools import partial
 from types import SimpleNamespace
 
 import httpx
 import pytest
 import torch
 from serving_case import server
-from waiting import PATIENCE, until
+from waiting import PATIENCE
 
 import minikv
 from minikv.cluster.worker import EngineWorker
@@ -40,17 +38,14 @@ def test_it_serves_what_it_says_and_ends_when_its_requests_have():
             found = httpx.post(words[2], content=words[4], timeout=PATIENCE)
             assert found.text.endswith("data: [DONE]\n\n")
 
-            body = json.dumps({"prompt": "x", "max_tokens": 700, "ignore_eos": True})
-            answers = []
-            asking = threading.Thread(
-                target=lambda: answers.append(httpx.post(url, content=body, timeout=PATIENCE))
-            )
-            asking.start()
-            ask = partial(httpx.get, url.replace("v1/completions", "health"), timeout=PATIENCE)
-            until(lambda: ask().json()["workers"][0]["stats"]["running"])
-            process.send_signal(signal.SIGTERM)
-            asking.join()
-            assert answers[0].json()["usage"]["completion_tokens"] == 700
+            body = json.dumps({"prompt": "x", "max_tokens": 700, "ignore_eos": True,
+                               "stream": True})  # fmt: skip
+            with httpx.stream("POST", url, content=body, timeout=PATIENCE) as answer:
+                events = answer.iter_lines()
+                first = next(events)
+                process.send_signal(signal.SIGTERM)
+                told = [json.loads(one[6:]) for one in [first, *events] if one[6:7] == "{"]
+            assert sum(len(one["choices"][0]["token_ids"]) for one in told) == 700
             assert process.wait(PATIENCE) == 0
         finally:
             process.kill()

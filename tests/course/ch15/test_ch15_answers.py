@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import random
+from functools import partial
+from threading import Event
 from types import SimpleNamespace
 from unittest.mock import Mock
 from urllib.request import Request, urlopen
@@ -92,7 +94,17 @@ def test_a_client_that_has_left_costs_nothing(lm):
     assert late.steps[gone].num_free == late.steps[gone - 1].num_free
 
 
-def test_readers_of_any_speed_get_the_oracles_tokens(lm):
+def test_readers_of_any_speed_get_the_oracles_tokens(lm, monkeypatch):
+    both, is_second, submit = Event(), iter([False, True]), given.EngineLoop.submit
+
+    def together(loop, prompt, params, reader):
+        """Neither is served before both have asked."""
+        loop._calls.put(partial(both.wait, PATIENCE))
+        submit(loop, prompt, params, reader=reader)
+        if next(is_second):
+            both.set()
+
+    monkeypatch.setattr(given.EngineLoop, "submit", together)
     found = asyncio.run(readers(lm, Inbox, [0.0, 0.1], max_tokens=20))
     assert [sum(sizes) for sizes, _ in found] == [20, 20]
     assert len(found[1][0]) <= len(found[0][0]) and all(each > 0 for _, each in found)
