@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import httpx
 from cluster_case import Fragile
 from helpers import InterruptedAttention
+from prometheus_client.parser import text_string_to_metric_families
 from waiting import PATIENCE
 
 from minikv import Engine, EngineConfig
@@ -97,3 +98,30 @@ def server(lm, keys=(KEY,), served_by=None, model="tinypy", connections=None, **
                 return client.request(method, url + path, json=body, headers=headers, **more)
 
             yield SimpleNamespace(url=url, address=address, by=by, ask=ask)
+
+
+async def whole(inbox, num_samples=1):
+    """(token ids, text, finish reason) of each sample."""
+    ids, texts, reasons = [[[] for _ in range(num_samples)] for _ in range(3)]
+    while not all(reasons):
+        for index, delta in await inbox.take():
+            ids[index] += delta.token_ids
+            texts[index].append(delta.text)
+            if delta.finish_reason is not None:
+                reasons[index].append(delta.finish_reason)
+    assert all(len(one) == 1 for one in reasons)
+    return [(ids[i], "".join(texts[i]), reasons[i][0]) for i in range(num_samples)]
+
+
+def metrics_of(at):
+    return samples(at.ask("/metrics").text)
+
+
+def samples(text):
+    """{name with its labels, but for the model and the engine: value}."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            labels = {k: v for k, v in one.labels.items() if k not in ("model_name", "engine")}
+            found[one.name, *labels.values()] = one.value
+    return found

@@ -314,6 +314,7 @@ MAY_KNOW_THE_TIME = {  # file of tests/: why
     "course/test_lab.py": "the time at which its clock stands still",
     "cluster/test_serve_ray.py": "a worker is killed at a random moment",
     "serving/test_app.py": "clients leave at random moments",
+    "serving/test_clients.py": "no client's times are longer than its run",
     "serving/test_loop.py": "clients come at different moments",
     "tiers/test_tiers_faults.py": "a process is killed at a random moment",
 }

@@ -198,16 +198,10 @@ def test_blockwise_attention_by_hand():
     torch.testing.assert_close(out, torch.tensor([[1.0 + 4.0 + 15.0]]))
 
 
-@meets(
-    MET,
-    {
-        "other lengths": 60,
-        "several blocks": 40,
-        "a block that is not full": 60,
-        "a window that hides": 15,
-        "a chunk after a prefix": 40,
-    },
-)
+@meets(MET, {
+    "other lengths": 60, "several blocks": 40, "a block that is not full": 60,
+    "a window that hides": 15, "a chunk after a prefix": 40,
+})  # fmt: skip
 @settings(max_examples=40)
 @given(
     counts=st.lists(st.lists(st.integers(0, 16), min_size=4, max_size=4).filter(any), max_size=5),

@@ -54,17 +54,10 @@ def exp_of(x, out):
 MET = Counter()
 
 
-@meets(
-    MET,
-    {
-        "other lengths": 12,
-        "several blocks": 20,
-        "a block that is not full": 20,
-        "groups of heads": 25,
-        "a window that hides": 12,
-        "a chunk after a prefix": 8,
-    },
-)
+@meets(MET, {
+    "other lengths": 12, "several blocks": 20, "a block that is not full": 20,
+    "groups of heads": 25, "a window that hides": 12, "a chunk after a prefix": 8,
+})  # fmt: skip
 @given(
     lens=st.lists(st.integers(1, 70), min_size=1, max_size=4), block_size=st.integers(1, 64),
     kv_heads=st.integers(1, 3), group=st.integers(1, 4), head_dim=st.sampled_from([2, 16, 24, 64]),

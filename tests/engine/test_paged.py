@@ -51,15 +51,10 @@ def test_slots_are_the_engines(llama):
 MET = Counter()
 
 
-@meets(
-    MET,
-    {
-        "other lengths": 15,
-        "several blocks": 20,
-        "a block that is not full": 10,
-        "groups of heads": 10,
-    },
-)
+@meets(MET, {
+    "other lengths": 15, "several blocks": 20, "a block that is not full": 10,
+    "groups of heads": 10,
+})  # fmt: skip
 @settings(max_examples=40)
 @given(
     lens=st.lists(st.integers(1, 60), min_size=1, max_size=5),

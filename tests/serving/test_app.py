@@ -23,9 +23,8 @@ import psutil
 import pytest
 from bad_requests import FIELDS, attack
 from helpers import assert_empty, fearless
-from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
-from serving_case import CONFIG, KEY, Cluster, OneEngine, server
+from serving_case import CONFIG, KEY, Cluster, OneEngine, metrics_of, samples, server
 from starlette.requests import Request
 from thorough import thorough_after
 from tokenizers import Tokenizer
@@ -537,20 +536,6 @@ def test_health_tells_an_engine_that_hangs(tinypy, by):
         assert waiting.result().status_code == 200
         assert at.ask("/health").status_code == 200
     assert by.target.health()[0].pid is None
-
-
-def metrics_of(at):
-    return samples(at.ask("/metrics").text)
-
-
-def samples(text):
-    """{name with its labels, but for the model and the engine: value}."""
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for one in family.samples:
-            labels = {k: v for k, v in one.labels.items() if k not in ("model_name", "engine")}
-            found[one.name, *labels.values()] = one.value
-    return found
 
 
 def test_metrics_under_the_names_of_vllm(tinypy, by):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import assert_empty, careful_engine
+from serving_case import whole
 from thorough import thorough_after
 from waiting import PATIENCE, until
 
@@ -32,19 +33,6 @@ def cases(lm, number, seed=0):
             max_tokens=rng.randint(1, 14), temperature=0.8 * (i % 2), seed=i,
             n=3 if i % 4 == 0 else 1, ignore_eos=i % 3 > 0,
         )  # fmt: skip
-
-
-async def whole(inbox, num_samples=1):
-    """(token ids, text, finish reason) of each sample."""
-    ids, texts, reasons = [[[] for _ in range(num_samples)] for _ in range(3)]
-    while not all(reasons):
-        for index, delta in await inbox.take():
-            ids[index] += delta.token_ids
-            texts[index].append(delta.text)
-            if delta.finish_reason is not None:
-                reasons[index].append(delta.finish_reason)
-    assert all(len(one) == 1 for one in reasons)
-    return [(ids[i], "".join(texts[i]), reasons[i][0]) for i in range(num_samples)]
 
 
 def samples_of(output):

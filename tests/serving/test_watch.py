@@ -8,27 +8,12 @@ from contextlib import ExitStack, suppress
 
 import httpx
 import pytest
-from serving_case import CONFIG, KEY, OneEngine, server
+from serving_case import CONFIG, KEY, OneEngine, server, whole
 from waiting import PATIENCE, until
 
 from minikv import Engine, SamplingParams
 from minikv.serving import EngineLoop, Inbox, app as app_module
 from minikv.serving.watch import View
-
-
-async def read(inbox):
-    ids = []
-    while True:
-        for _, delta in await inbox.take():
-            ids += delta.token_ids
-            if delta.finish_reason is not None:
-                return ids
-
-
-async def ask(loop, prompt, params):
-    inbox = Inbox()
-    loop.submit(prompt, params, reader=inbox)
-    return await read(inbox)
 
 
 def three_hold_blocks(picture):
@@ -63,7 +48,7 @@ def test_every_step_is_told_and_pictures_are_whole(tinypy):
         for inbox in inboxes:
             loop.submit(list(range(1, 40)), params, reader=inbox)
         by.open.set()
-        await asyncio.gather(*map(read, inboxes))
+        await asyncio.gather(*(whole(inbox, 2) for inbox in inboxes))
         loop.unwatch(view)  # after the last step, as all that is asked for
         await asyncio.to_thread(until, lambda: not loop._watchers and not view._steps)
         view.end()
@@ -91,11 +76,16 @@ def test_nobody_is_disturbed_by_a_watcher_that_fails(tinypy, caplog):
         def show(self, engine, requests):
             raise RuntimeError("x")
 
+    async def answer(loop):
+        loop.submit([5], SamplingParams(9), reader=(inbox := Inbox()))
+        return await whole(inbox)
+
     engine = Engine(tinypy.lm, CONFIG)
     [expected] = Engine(tinypy.lm, CONFIG).generate([[5]], SamplingParams(9))
     with EngineLoop(engine) as loop:
         loop.watch(Broken())
-        assert asyncio.run(ask(loop, [5], SamplingParams(9))) == expected.token_ids
+        [(ids, _, _)] = asyncio.run(answer(loop))
+        assert ids == expected.token_ids
         assert not loop._watchers and "a watcher has failed" in caplog.text
 
 

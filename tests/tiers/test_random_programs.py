@@ -35,7 +35,8 @@ def test_random_programs(first, count):
     print(dict(seen))
     assert seen["requests"] > 5 * seen["programs"] and seen["tokens"] > 50 * seen["programs"]
     often = dict.fromkeys(["preemptions", "hits of host", "hits of disk"], count // 3)
-    assert_reached(seen, often | {"swaps_in": 2, "failures": 2, "accepted drafts": count // 2})
+    often |= dict.fromkeys(["swaps_in", "failures"], 1 + count // 6)
+    assert_reached(seen, often | {"accepted drafts": count // 2})
 
 
 @pytest.mark.parametrize("first", thorough_after(0, range(0, 120, 15)))
